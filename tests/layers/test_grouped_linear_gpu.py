@@ -1,5 +1,7 @@
 """Products with packed weights on an NVIDIA GPU: shapes of decoders, all epilogues, all numbers of rows."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from grouped_cases import both_ways, options_of, packed, random_blocks
@@ -95,6 +97,32 @@ def test_parts_and_tiles_of_few_rows(
     with poisoned_memory():
         got = few_linear(x, weight, **options, tiling=tiling)
     assert_as_good_as_torch(got, plain, exact)
+
+
+@pytest.mark.parametrize("num_rows", [2, 8, 9, 16])
+@pytest.mark.parametrize(
+    ("form", "tiling"),
+    [((4, 128, 3072), FewTiling(16, 4, 3, 1, 2)), ((4, 128, 14336), None), ((8, 128, 5120), None)],
+)
+def test_nothing_beyond_the_weight_is_read(
+    num_rows: int, form: tuple[int, int, int], tiling: FewTiling | None
+) -> None:
+    """Parts of whole turns that are longer than the weight; pairs of NaN and words lie behind it."""
+    from octavo.layers.linear.grouped.few.gemm import few_linear
+
+    bits, group, size = form
+    weight = packed(random_blocks(512, size, bits=bits, group=group), "cuda")
+    followed = replace(
+        weight, words=followed_by(weight.words, -1), pairs=followed_by(weight.pairs, 0x7E007E00)
+    )
+    x = random(num_rows, size, device="cuda", dtype=torch.bfloat16)
+    assert_as_good_as_torch(few_linear(x, followed, tiling=tiling), *both_ways(x, weight))
+
+
+def followed_by(tensor: torch.Tensor, value: int) -> torch.Tensor:
+    """The same numbers, at the begin of memory that holds a value from there on."""
+    memory = torch.full((2 * tensor.numel(),), value, dtype=tensor.dtype, device=tensor.device)
+    return memory[: tensor.numel()].view(tensor.shape).copy_(tensor)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 16])

@@ -1,5 +1,7 @@
 """Products with packed weights against plain torch; weights that are packed mean what they did."""
 
+from collections.abc import Mapping
+
 import pytest
 import torch
 from grouped_cases import both_ways, options_of, packed, random_blocks
@@ -129,6 +131,29 @@ def test_what_does_not_fit_is_refused(device: str, dtype: torch.dtype) -> None:
 )
 def test_the_kernel_of_few_rows_compiles_without_a_gpu(bits: int, rows: int, in_registers: bool) -> None:
     """Its operands pass from shared memory to registers in one piece, and stay there."""
+    assembly = compiled_few(
+        bits, 32, 512, rows, 16, 2, 2, 2, in_registers, rows == 1, True, "silu", False, True
+    )["ptx"]
+    assert "mma.sync" in assembly
+    assert "cp.async" in assembly
+    assert ".local" not in assembly
+
+
+@pytest.mark.skipif(INTERPRETED, reason="it compiles")
+def test_parts_of_unequal_length_end_where_the_weight_does() -> None:
+    """Trap: 12 spans in parts of 8: the second part has 4 more, which are beyond the weight."""
+
+    def clamps(size: int, turns: int) -> int:
+        form = (4, 128, size, 8, 16, 4, 3, turns, True, False, False, None, False, False)
+        return compiled_few(*form)["ttgir"].count("arith.minsi")
+
+    # Two turns of four warps are parts of 8 spans, three are a part of 12.
+    assert clamps(12 * 256, 2) == clamps(13 * 256, 2) > clamps(16 * 256, 2)
+    assert clamps(13 * 256, 3) > clamps(12 * 256, 3)
+
+
+def compiled_few(*shape: object) -> Mapping[str, str]:
+    """What the kernel of few rows is compiled to for a Hopper GPU; shape: its constants, see Shape."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import compile as compile_kernel
     from triton.experimental.gluon import language as gl
@@ -137,7 +162,7 @@ def test_the_kernel_of_few_rows_compiles_without_a_gpu(bits: int, rows: int, in_
     from octavo.layers.linear.grouped.few.kernel import Shape, few_linear_kernel
     from octavo.layers.linear.grouped.result import Result
 
-    shape = Shape(bits, 32, 512, rows, 16, 2, 2, 2, in_registers, rows == 1, True, "silu", False, True)
+    constants = Shape(*map(gl.constexpr, shape))
     names = [parameter.name for parameter in few_linear_kernel.params]
     kinds = dict.fromkeys(names, "i32") | {"x_ptr": "*bf16", "norm_weight_ptr": "*bf16", "eps": "fp32"}
     kinds |= {"words_ptr": "*i32", "pairs_ptr": "*i32", "shape": "constexpr"}
@@ -145,13 +170,11 @@ def test_the_kernel_of_few_rows_compiles_without_a_gpu(bits: int, rows: int, in_
     source = GluonASTSource(
         few_linear_kernel,
         signature=kinds,
-        constexprs={(names.index("shape"),): Shape(*map(gl.constexpr, shape))},
+        constexprs={(names.index("shape"),): constants},
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in names if "ptr" in name},
     )
-    assembly = compile_kernel(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 2}).asm["ptx"]
-    assert "mma.sync" in assembly
-    assert "cp.async" in assembly
-    assert ".local" not in assembly
+    options = {"num_warps": constants.warps.value}
+    return compile_kernel(source, target=GPUTarget("cuda", 90, 32), options=options).asm
 
 
 @pytest.mark.skipif(INTERPRETED, reason="it runs no kernel")

@@ -33,7 +33,7 @@ class Copies(NamedTuple):
 
     Attributes:
         words_at: [W, columns, 32], words of the tile at column 0 of the result: of the first turn's spans, if
-            all warps always have one, else of span 0.
+            all warps of all parts always have one, else of span 0.
         pairs_at: [W * groups of a span, columns], pairs of that tile, likewise.
         span: [W, 1, 1], each warp's span of the first turn.
         group: [W * groups of a span, 1], groups of the first turn.
@@ -71,7 +71,7 @@ def plan_copies(words_ptr, pairs_ptr, work, shape: gl.constexpr, own: gl.constex
     group = work.first_span * GROUPS + place
     words_at = words_ptr + (weight_row * (NUM_SPANS * 32) + word)
     pairs_at = pairs_ptr + weight_row_p
-    if NUM_SPANS % shape.warps == 0:
+    if NUM_SPANS % (shape.warps * shape.turns) == 0:
         words_at += span * 32
         pairs_at += group * work.num_weight_rows
     return Copies(
@@ -101,7 +101,7 @@ def copy_step(copies, step, work, shape: gl.constexpr, own: gl.constexpr):
     begin = tile_begin(work, step // shape.turns, own)
     words_at = copies.words_at + begin * (NUM_SPANS * 32)
     pairs_at = copies.pairs_at + begin
-    if NUM_SPANS % shape.warps == 0:
+    if NUM_SPANS % (shape.warps * shape.turns) == 0:
         words_at += turn * (shape.warps * 32)
         pairs_at += turn * (shape.warps * GROUPS) * work.num_weight_rows
     else:
