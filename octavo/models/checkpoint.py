@@ -1,7 +1,7 @@
 """Checks a checkpoint against the network, and reads its tensors, whole or a rank's part."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -59,6 +59,7 @@ class Checkpoint:
     def __init__(
         self,
         weights: WeightSource,
+        stored: Container[str],
         quantised: Mapping[str, Storage],
         dtype: torch.dtype,
         device: torch.device,
@@ -70,6 +71,7 @@ class Checkpoint:
 
         Args:
             weights: the source; closed by its owner.
+            stored: the matrices that it stores quantised, by name.
             quantised: the matrices that stay quantised, by name; see storage.kept_storage.
             dtype: type of tensors read.
             device: where they go.
@@ -78,7 +80,7 @@ class Checkpoint:
         """
         self._weights = weights
         self._quantised = quantised
-        self._stored = frozenset(weights.storage()) if isinstance(weights, QuantisedSource) else frozenset()
+        self._stored = stored
         self.dtype = dtype
         self.device = device
         self._num_tensors = num_tensors

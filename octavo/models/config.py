@@ -8,12 +8,13 @@ from octavo.errors import ConfigError, FileFormatError, UnsupportedModelError
 from octavo.layers import RopeConfig
 from octavo.layers.clamped_swiglu import LIMIT, NAME, SLOPE
 from octavo.models.config_fields import ConfigFields
-from octavo.models.experts.config import NUM_EXPERTS_KEYS, ExpertsConfig, check_scheme, read_experts
+from octavo.models.experts.config import NUM_EXPERTS_KEYS, ExpertsConfig, read_experts
 from octavo.models.families.family import Family
 from octavo.models.families.layers import read_layer_ropes, read_layer_types, read_windows
 from octavo.models.families.registry import find_family
 from octavo.models.families.ropes import read_ropes, read_rotary_dim
-from octavo.models.formats.schemes import read_scheme
+from octavo.models.formats.mxfp4 import Mxfp4Scheme
+from octavo.models.formats.schemes import Scheme, read_scheme
 from octavo.parallel import TensorParallel, shard_whole
 
 _ACTIVATIONS = {
@@ -140,7 +141,7 @@ class ModelConfig:
         family = find_family(config)
         fields = ConfigFields(_text_part(config), family.defaults, where="config.json")
         _require_neutral(fields, family)
-        check_scheme(read_scheme(config), family)
+        _check_scheme(read_scheme(config), family)
         num_heads = fields.integer("num_attention_heads", maximum=2**14)
         hidden_size = fields.integer("hidden_size", maximum=2**20)
         head_dim = fields.integer("head_dim", max(1, hidden_size // num_heads), minimum=4, maximum=2**14)
@@ -238,6 +239,20 @@ def _max_positions(fields: ConfigFields, ropes: tuple[RopeConfig, ...]) -> int:
     return max(fields.integer("max_position_embeddings"), *stretched, 1)
 
 
+def _check_scheme(scheme: Scheme | None, family: Family) -> None:
+    """Check that a family's checkpoints may be quantised so.
+
+    Raises:
+        UnsupportedModelError: MXFP4 is for the layout of gpt-oss's experts.
+    """
+    has_layout = family.experts is not None and family.experts.is_gpt_oss
+    if isinstance(scheme, Mxfp4Scheme) and not has_layout:
+        raise UnsupportedModelError(
+            "config.json: quantization_config: quant_method 'mxfp4' is supported for the experts of "
+            f"GptOssForCausalLM, not for {family.architecture}"
+        )
+
+
 def _activation(fields: ConfigFields, family: Family) -> str:
     key = family.activation_key
     name = fields.get(key) or family.defaults.get(key, "silu")
@@ -245,7 +260,7 @@ def _activation(fields: ConfigFields, family: Family) -> str:
         raise UnsupportedModelError(
             f"{fields.where}: {key} = {name!r} is not supported; supported: {', '.join(_ACTIVATIONS)}"
         )
-    if family.experts is None or not family.experts.has_bias:
+    if family.experts is None or not family.experts.is_gpt_oss:
         return _ACTIVATIONS[str(name)]
     fields.require_neutral({key: ("silu",), **_SWIGLU_VALUES})
     return NAME

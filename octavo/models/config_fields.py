@@ -1,9 +1,9 @@
 """Checked access to the fields of a config.json."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Set
 
-from octavo.errors import FileFormatError, UnsupportedModelError
+from octavo.errors import FileFormatError, UnsupportedModelError, refuse_unknown
 
 _MAX_INTEGER = 2**31
 
@@ -25,10 +25,6 @@ class ConfigFields:
         self._fields = fields
         self._defaults = defaults
         self.where = where
-
-    def names(self) -> Iterable[str]:
-        """Return the fields that are present."""
-        return self._fields.keys()
 
     def get(self, name: str, default: object = None) -> object:
         """Return the field as it is if present (even null), else its family's default, else `default`."""
@@ -85,6 +81,27 @@ class ConfigFields:
             value = self._fields.get(name)
             if value is not None and value not in values:
                 raise UnsupportedModelError(f"{self.where}: {name} = {value!r} is not supported")
+
+    def require_known(self, names: Set[str]) -> None:
+        """Refuse fields that are none of the names.
+
+        Raises:
+            UnsupportedModelError: names the first one, and the nearest that is known.
+        """
+        refuse_unknown(UnsupportedModelError, f"{self.where}: unknown field", self._fields, names)
+
+    def require_one_of(self, name: str, values: tuple[object, ...]) -> None:
+        """Refuse a field that is none of the values; null is one only where None is.
+
+        Raises:
+            UnsupportedModelError: names the field, its value and the supported ones.
+        """
+        value = self.get(name)
+        if not any(value is each or (type(value) is type(each) and value == each) for each in values):
+            names = ", ".join(repr(each) for each in values if each is not None)
+            raise UnsupportedModelError(
+                f"{self.where}: {name} = {value!r} is not supported; supported: {names}"
+            )
 
     def error(self, name: str, expected: str, value: object) -> FileFormatError:
         """Return the error for a field that is not what was expected."""

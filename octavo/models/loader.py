@@ -8,8 +8,8 @@
 A tensor that only a new family has needs its shape in `parameters` and its layer in `builder`.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 
@@ -24,6 +24,7 @@ from octavo.models.decoder import Decoder
 from octavo.models.experts.names import with_expert_names
 from octavo.models.fused_names import with_own_projections
 from octavo.models.kv_scales import kv_scale_names, read_kv_scales
+from octavo.models.one_thread import one_thread
 from octavo.models.parameters import parameter_shapes
 from octavo.models.storage import kept_storage
 from octavo.models.weights import QuantisedSource, WeightSource
@@ -77,22 +78,23 @@ def load_decoder(
     if quantization in ("bf16", *_MIXED) and dtype != torch.float32:
         raise ConfigError(f'quantization="{quantization}" runs with activations in float32, got {dtype}')
     device = torch.device(device)
-    has_biases = config.experts is not None and config.experts.has_bias
-    weights = with_own_projections(with_expert_names(weights, is_gpt_oss=has_biases), config)
+    is_gpt_oss = config.experts is not None and config.experts.is_gpt_oss
+    weights = with_own_projections(with_expert_names(weights, is_gpt_oss=is_gpt_oss), config)
     shapes = parameter_shapes(config)
     check_tensors(weights, shapes, optional=kv_scale_names(config))
     stored = weights.storage() if isinstance(weights, QuantisedSource) else {}
     own = config.with_whole_experts(parallel) if expert_parallel else config
     num_tensors = len(parameter_shapes(own))
     kept = kept_storage(shapes, stored, quantization, device=device, dtype=dtype, deterministic=deterministic)
-    checkpoint = Checkpoint(weights, kept, dtype, device, num_tensors=num_tensors, progress=progress)
+    checkpoint = Checkpoint(weights, stored, kept, dtype, device, num_tensors=num_tensors, progress=progress)
     # Which matrices stay quantised is settled.
     others = "bf16" if quantization in _MIXED else quantization
     builder = Builder(own, checkpoint, parallel, others, deterministic)
-    with _one_thread() if kept and device.type == "cpu" else nullcontext():
+    with one_thread() if kept and device.type == "cpu" else nullcontext():
         embedding, embedding_weight = builder.embedding()
         layers = tuple(builder.layer(index) for index in range(config.num_layers))
         stack = make_stack([(layer.attention, layer.feed_forward) for layer in layers])
+        lm_head = builder.lm_head(embedding_weight)
     decoder = Decoder(
         config=config,
         num_heads=len(builder.heads.query),
@@ -102,7 +104,7 @@ def load_decoder(
         embed_tokens=embedding,
         ropes=_ropes(config, max_model_len or config.max_position_embeddings, device),
         layers=layers,
-        lm_head=builder.lm_head(embedding_weight),
+        lm_head=lm_head,
         kv_scales=read_kv_scales(weights, config, builder.heads.kv),
         stack=stack,
         parallel=parallel,
@@ -122,21 +124,6 @@ def _check_deterministic(config: ModelConfig, quantization: str, parallel: Tenso
             f"deterministic=True runs {config.architecture} on one rank, got {parallel.size}: its norm of "
             "queries spans the heads of all ranks; use deterministic=False"
         )
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Run torch's operators on a CPU in this thread alone.
-
-    Blocks are packed by thousands of operators of some microseconds each. Where another process has a core,
-    the wait for a second thread takes longer than all of them.
-    """
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
 
 
 def _ropes(config: ModelConfig, max_model_len: int, device: torch.device) -> tuple[Rotary, ...]:

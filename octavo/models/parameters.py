@@ -30,9 +30,8 @@ def num_active_parameters(config: ModelConfig) -> int:
     if experts is None:
         return num_parameters(config)
     unused = (experts.number - experts.num_chosen) * sum(experts.layers)
-    size = 3 * experts.size * config.hidden_size
-    if experts.has_bias:
-        size += 2 * experts.size + config.hidden_size
+    expert = _feed_forward_shapes("", config, experts.size, experts.has_bias)
+    size = sum(map(math.prod, expert.values()))
     return num_parameters(config) - unused * size
 
 

@@ -8,8 +8,15 @@ import torch
 from torch import Tensor
 
 from octavo.layers.linear.quantised import QuantisedWeight, Storage
-from octavo.models.formats.quantised_tensors import StoredTensors
-from octavo.models.weights import CPU, Part, QuantisedSource, WeightSource, missing_tensor, slice_bounds
+from octavo.models.weights import (
+    CPU,
+    Part,
+    QuantisedSource,
+    StoredTensors,
+    WeightSource,
+    missing_tensor,
+    slice_bounds,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

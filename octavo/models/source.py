@@ -161,17 +161,13 @@ def stored_matrices(source: ModelSource, load_format: LoadFormat = "auto") -> Ma
     Raises:
         ModelError: the files cannot be read, or are of a kind that Octavo does not have.
     """
-    if load_format == "dummy":
-        if not _has_mxfp4(source):
-            return {}
-        return DummyMxfp4(parameter_shapes(ModelConfig.from_hf(read_config(source)))).storage()
-    if source.gguf is not None:
-        return GGUFWeights(source.gguf).storage()
-    if read_scheme(read_config(source)) is None:
+    config = read_config(source)
+    if source.gguf is None and read_scheme(config) is None:
         return {}
-    weights = open_weights(source, load_format)
+    model = ModelConfig.from_hf(config)
+    weights = open_weights(source, load_format, shapes=parameter_shapes(model))
     try:
-        named = with_own_projections(weights, ModelConfig.from_hf(read_config(source)))
+        named = with_own_projections(weights, model)
         return named.storage() if isinstance(named, QuantisedSource) else {}
     finally:
         weights.close()

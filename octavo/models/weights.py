@@ -52,6 +52,18 @@ class WeightSource(Protocol):
         ...
 
 
+class StoredTensors(WeightSource, Protocol):
+    """A WeightSource whose tensors may be of any type."""
+
+    def type_name(self, name: str) -> str:
+        """Return a tensor's type as safetensors calls it: "F8_E4M3", "BF16", "I32"."""
+        ...
+
+    def read_stored(self, name: str, *, rows: Part = None, columns: Part = None) -> Tensor:
+        """Read a tensor, or a part of it, in its own type; see WeightSource.read. A single number is [1]."""
+        ...
+
+
 @runtime_checkable
 class QuantisedSource(Protocol):
     """A WeightSource that also hands out matrices as they are stored, quantised; `read` dequantises them."""

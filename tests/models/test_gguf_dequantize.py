@@ -9,7 +9,7 @@ from gguf.constants import GGML_QUANT_SIZES
 from gguf_builder import Tensor
 
 from octavo.errors import UnsupportedModelError
-from octavo.models.formats.gguf.dequantize import K_QUANTS, decode_blocks
+from octavo.models.formats.gguf.dequantize import decode_blocks
 from octavo.models.formats.gguf.file import GGUFFile
 from octavo.models.formats.gguf.types import GGML_TYPES
 from octavo.models.formats.gguf.weights import GGUFWeights
@@ -117,7 +117,3 @@ def test_any_part_equals_that_part_of_the_whole(name, dtype, tmp_path, monkeypat
                 part = weights.read("model.embed_tokens.weight", rows=rows, columns=columns, dtype=dtype)
                 assert part.is_contiguous()
                 assert torch.equal(part, whole[rows or slice(None), columns or slice(None)])
-
-
-def test_k_quants_are_the_ones_of_the_package():
-    assert all(GGMLQuantizationType[name] in quants._type_traits for name in K_QUANTS)

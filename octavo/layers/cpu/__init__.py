@@ -1,1 +1,1 @@
-"""Norm and activation in C, compiled on first use."""
+"""Layers in C, compiled on first use: norm, activation, GEMMs, experts, whole stacks of decoder layers."""

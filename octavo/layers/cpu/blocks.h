@@ -17,7 +17,7 @@
 // TILE, for Python.
 int octavo_tile(void);
 
-// A weight in tiles, see linear/blocks.py. mins: NULL: 0.
+// A weight in tiles, see linear/blocks/linear.py. mins: NULL: 0.
 typedef struct {
     const uint8_t *quants;
     const void *scales, *mins;

@@ -26,15 +26,15 @@ class CompiledFewRows:
     def __init__(
         self,
         multiply: Callable[..., None],
-        weight: tuple[Any, ...],
+        weight: Tensor | Float8Weight,
+        described: tuple[Any, ...],
         bias: Tensor | None,
-        shape: tuple[int, int],
     ) -> None:
-        """Keep the function, what describes the weight to it, the bias and the weight's shape."""
+        """Keep the function, the weight [N, K], what describes it to the function, and the bias."""
         self._multiply = multiply
-        self._operands = *weight, None if bias is None else bias.data_ptr()
-        self._num_outputs, self._size = shape
-        self._alive: object = bias
+        self._operands = *described, None if bias is None else bias.data_ptr()
+        self._num_outputs, self._size = weight.shape
+        self._alive = weight, bias
 
     @classmethod
     def of_bfloat16(cls, weight: Tensor, bias: Tensor | None) -> Self:
@@ -43,10 +43,7 @@ class CompiledFewRows:
         Raises:
             KernelUnavailableError: the kernel cannot be compiled.
         """
-        rows, columns = weight.shape
-        made = cls(layers_library().octavo_bfloat16_linear, (weight.data_ptr(),), bias, (rows, columns))
-        made._alive = weight, bias
-        return made
+        return cls(layers_library().octavo_bfloat16_linear, weight, (weight.data_ptr(),), bias)
 
     @classmethod
     def of_float8(cls, weight: Float8Weight, bias: Tensor | None) -> Self:
@@ -55,10 +52,7 @@ class CompiledFewRows:
         Raises:
             KernelUnavailableError: the kernel cannot be compiled.
         """
-        described = weight.values.data_ptr(), weight.scales.data_ptr(), weight.height, weight.width
-        made = cls(layers_library().octavo_float8_linear, described, bias, weight.shape)
-        made._alive = weight, bias
-        return made
+        return cls(layers_library().octavo_float8_linear, weight, _described(weight), bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, K] float32 to a new [T, N] float32."""
@@ -77,8 +71,10 @@ def rows_in_bfloat16(weight: Float8Weight, start: int, stop: int) -> Tensor:
     """
     size = weight.shape[1]
     out = torch.empty(stop - start, size, dtype=torch.bfloat16)
-    described = weight.values.data_ptr(), weight.scales.data_ptr(), weight.height, weight.width
-    layers_library().octavo_float8_rows(
-        *described, start, stop, size, out.data_ptr(), torch.get_num_threads()
-    )
+    operands = *_described(weight), start, stop, size, out.data_ptr()
+    layers_library().octavo_float8_rows(*operands, torch.get_num_threads())
     return out
+
+
+def _described(weight: Float8Weight) -> tuple[Any, ...]:
+    return weight.values.data_ptr(), weight.scales.data_ptr(), weight.height, weight.width

@@ -10,6 +10,7 @@
     float8      torch, Triton  float8/, skinny, hopper/, layers/triton/quantise
                 C              float8/on_cpu, layers/cpu/{few,float8}.c
     dequantised torch          dequantised: float8 and MXFP4 where no kernel multiplies them
+    gemv        Gluon          gemv/
     skinny      Triton         skinny, skinny_tiling
     hopper      Gluon          hopper/
     invariant   Triton         invariant, invariant_tiling

@@ -7,7 +7,8 @@
 
 A format of checkpoints hands out such weights (models.weights.QuantisedSource), and linear.choice makes
 layers that multiply them as they are. To add a kind: a file with its weight; a file with its layers, which
-has `unsupported_reason(device, dtype)` and `make_layer(weights, bias)`; a name in _LAYERS of linear.choice.
+has `unsupported_reason(device, dtype)`, `make_layer(weights, bias)` and a DESCRIPTION; a name in _LAYERS of
+linear.choice.
 """
 
 from collections.abc import Hashable, Iterable, Sequence

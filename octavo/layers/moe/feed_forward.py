@@ -15,7 +15,7 @@ from octavo.parallel import TensorParallel
 class ExpertFeedForward:
     """Routes each token of the normed residual stream to its experts.
 
-    Every rank routes alike, and holds a part of every expert.
+    Every rank routes alike, and holds a part of every expert, or some experts whole.
 
     Attributes:
         norm: of the residual stream.

@@ -4,12 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from octavo.errors import ConfigError, FileFormatError, UnsupportedModelError
+from octavo.errors import ConfigError, FileFormatError
 from octavo.layers.linear.mxfp4.weight import BLOCK
 from octavo.models.config_fields import ConfigFields
-from octavo.models.families.family import ExpertFamily, Family
-from octavo.models.formats.mxfp4 import Mxfp4Scheme
-from octavo.models.formats.schemes import Scheme
+from octavo.models.families.family import ExpertFamily
 from octavo.parallel import TensorParallel, shard_blocks, shard_range
 
 # transformers 5 writes the second where some families' models on the hub have the first.
@@ -26,7 +24,7 @@ class ExpertsConfig:
         size: width of an expert's feed-forward.
         renormalises: a token's router weights are divided by their sum.
         layers: for each layer, whether it has experts in place of a feed-forward.
-        has_bias: the router and the experts' projections have biases.
+        is_gpt_oss: they are like gpt-oss's; see ExpertFamily.
         held: the experts that a rank holds, whole; None: each rank holds a part of every one.
     """
 
@@ -35,8 +33,13 @@ class ExpertsConfig:
     size: int
     renormalises: bool
     layers: tuple[bool, ...]
-    has_bias: bool = False
+    is_gpt_oss: bool = False
     held: range | None = None
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether the router and the experts' projections have biases."""
+        return self.is_gpt_oss
 
     @property
     def here(self) -> range:
@@ -59,28 +62,14 @@ def read_experts(fields: ConfigFields, family: ExpertFamily, num_layers: int) ->
         size=fields.integer(family.size_key, maximum=2**24),
         renormalises=fields.boolean("norm_topk_prob") if renormalises is None else renormalises,
         layers=_layers(fields, family, num_layers),
-        has_bias=family.has_bias,
+        is_gpt_oss=family.is_gpt_oss,
     )
-
-
-def check_scheme(scheme: Scheme | None, family: Family) -> None:
-    """Check that a family's checkpoints may be quantised so.
-
-    Raises:
-        UnsupportedModelError: MXFP4 is for the layout of gpt-oss's experts.
-    """
-    has_layout = family.experts is not None and family.experts.has_bias
-    if isinstance(scheme, Mxfp4Scheme) and not has_layout:
-        raise UnsupportedModelError(
-            "config.json: quantization_config: quant_method 'mxfp4' is supported for the experts of "
-            f"GptOssForCausalLM, not for {family.architecture}"
-        )
 
 
 def expert_part(experts: ExpertsConfig, parallel: TensorParallel) -> range:
     """Return a rank's rows of gate and up, and columns of down, of every expert that it has.
 
-    Experts with biases may be MXFP4, which is cut between blocks.
+    Experts of gpt-oss may be in MXFP4, which is cut between blocks.
 
     Raises:
         ConfigError: the ranks do not divide an expert.
@@ -88,7 +77,7 @@ def expert_part(experts: ExpertsConfig, parallel: TensorParallel) -> range:
     if experts.held is not None:
         return range(experts.size)
     what = "columns of an expert"
-    if experts.has_bias and experts.size % BLOCK == 0:
+    if experts.is_gpt_oss and experts.size % BLOCK == 0:
         return shard_blocks(experts.size, BLOCK, parallel, what=what)
     return shard_range(experts.size, parallel, what=what)
 

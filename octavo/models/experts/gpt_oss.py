@@ -20,7 +20,8 @@ from octavo.models.weights import Part, WeightSource, slice_bounds
 
 _ROUTER = re.compile(r"(.*\.mlp)\.router\.(weight|bias)")
 _STACK = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)(_bias)?")
-_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+# A stack of experts -> the projections whose rows it has.
+PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,7 @@ def gpt_oss_places(weights: WeightSource, name: str) -> Iterator[tuple[str, Plac
     if router is not None:
         yield f"{router[1]}.gate.{router[2]}", Place(name=name, shape=shape)
     elif stack is not None and len(shape) == (2 if stack[3] else 3):
-        parts = _PARTS[stack[2]]
+        parts = PARTS[stack[2]]
         # A stack with one column too many keeps it: its shape then differs from that of the config.
         size = shape[-1] // len(parts) if shape[-1] % len(parts) == 0 else shape[-1]
         inner, step, kind = (size, *shape[1:-1]), len(parts), "bias" if stack[3] else "weight"

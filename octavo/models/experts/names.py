@@ -17,10 +17,9 @@ from types import MappingProxyType
 from torch import Tensor
 
 from octavo.errors import UnsupportedModelError
-from octavo.models.experts.gpt_oss import gpt_oss_places
-from octavo.models.formats.quantised_tensors import StoredTensors
+from octavo.models.experts.gpt_oss import PARTS, gpt_oss_places
 from octavo.models.renamed import Place, renamed, renamed_tensors
-from octavo.models.weights import Part, WeightSource
+from octavo.models.weights import Part, StoredTensors, WeightSource
 
 _MIXTRAL = re.compile(r"(.*)\.block_sparse_moe\.(?:gate|experts\.(\d+)\.(w1|w2|w3))\.(\w+)")
 _MIXTRAL_PROJECTIONS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
@@ -89,7 +88,7 @@ def _places(weights: WeightSource, name: str, tile_rows: int = 1) -> Iterator[tu
         yield name, Place(name=name, shape=shape)
         return
     prefix, projection, suffix = match.groups()
-    parts = ["gate_proj", "up_proj"] if projection == "gate_up_proj" else ["down_proj"]
+    parts = PARTS[projection]
     if len(parts) == 2 and suffix in ("_scale", "_scale_inv"):
         _check_tiles(weights, name, name.removesuffix(suffix), tile_rows)
     for part, (first, inner) in zip(parts, _divide(shape[1:], len(parts)), strict=True):

@@ -22,15 +22,15 @@ class ExpertFamily:
         renormalises: a token's router weights are divided by their sum; None: by norm_topk_prob.
         has_dense_layers: config.json may give layers a feed-forward instead (decoder_sparse_step,
             mlp_only_layers).
-        has_bias: the router and the experts have biases, the experts' activation is "clamped_swiglu", and
-            checkpoints have them in gpt-oss's layout.
+        is_gpt_oss: they are like gpt-oss's: router and experts have biases, the experts' activation is
+            "clamped_swiglu", checkpoints have a layout of their own, and may be in MXFP4.
     """
 
     number_key: str = "num_experts"
     size_key: str = "intermediate_size"
     renormalises: bool | None = None
     has_dense_layers: bool = False
-    has_bias: bool = False
+    is_gpt_oss: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

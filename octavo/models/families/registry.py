@@ -168,7 +168,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 model_type="gpt_oss",
                 window_rule="all_but_every_nth",
                 has_sinks=True,
-                experts=ExpertFamily(number_key="num_local_experts", renormalises=True, has_bias=True),
+                experts=ExpertFamily(number_key="num_local_experts", renormalises=True, is_gpt_oss=True),
                 defaults=_GPT_OSS_DEFAULTS,
             ),
             Family(

@@ -12,13 +12,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from octavo.errors import UnsupportedModelError, refuse_unknown
 from octavo.models.config_fields import ConfigFields
-from octavo.models.formats.float8_config import check_patterns, refuse_other_values
 from octavo.models.formats.integers import (
-    FLOATS,
     WORD,
-    check_tensor,
     check_words,
     groups_of,
     open_matrices,
@@ -27,7 +23,9 @@ from octavo.models.formats.integers import (
     words_of,
 )
 from octavo.models.formats.packed_matrix import PackedMatrix
-from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredTensors
+from octavo.models.formats.quantised_tensors import FLOATS, QuantisedTensors, check_tensor
+from octavo.models.formats.scheme_fields import check_patterns, read_group_size
+from octavo.models.weights import StoredTensors
 
 _BITS = 4
 _PER_WORD = 8
@@ -44,22 +42,12 @@ _KEYS = frozenset(
 
 def read_awq(fields: ConfigFields) -> "AWQScheme":
     """Read quant_method "awq"; see schemes.read_scheme."""
-    refuse_unknown(UnsupportedModelError, f"{fields.where}: unknown field", fields.names(), _KEYS)
-    refuse_other_values(fields, "bits", (_BITS,))
-    refuse_other_values(fields, "version", ("gemm", "GEMM", None))
-    refuse_other_values(fields, "zero_point", (True, None))
+    fields.require_known(_KEYS)
+    fields.require_one_of("bits", (_BITS,))
+    fields.require_one_of("version", ("gemm", "GEMM", None))
+    fields.require_one_of("zero_point", (True, None))
     check_patterns(fields, "modules_to_not_convert")
     return AWQScheme(read_group_size(fields))
-
-
-def read_group_size(fields: ConfigFields) -> int:
-    """Return group_size: columns, or -1 for all.
-
-    Raises:
-        FileFormatError: it is missing, or something else.
-    """
-    value = fields.get("group_size")
-    return -1 if type(value) is int and value == -1 else fields.integer("group_size", maximum=2**20)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from octavo.errors import UnsupportedModelError, refuse_unknown, suggest
+from octavo.errors import UnsupportedModelError, suggest
 from octavo.models.config_fields import ConfigFields
 from octavo.models.formats.float8 import Float8Scheme
-from octavo.models.formats.float8_config import check_patterns, read_block, refuse_other_values
 from octavo.models.formats.pack_quantized import PackQuantizedScheme
+from octavo.models.formats.scheme_fields import check_patterns, read_block
 
 _KEYS = frozenset(
     {
@@ -26,11 +26,11 @@ _ARGUMENTS = frozenset(
 
 def read_compressed_tensors(fields: ConfigFields) -> "Float8Scheme | PackQuantizedScheme | None":
     """Return the scheme, or None where only the KV cache is quantised; see schemes.read_scheme."""
-    refuse_unknown(UnsupportedModelError, f"{fields.where}: unknown field", fields.names(), _KEYS)
+    fields.require_known(_KEYS)
     groups = fields.mapping("config_groups")
     if not groups:
         return None
-    refuse_other_values(fields, "quantization_status", ("compressed", "frozen", None))
+    fields.require_one_of("quantization_status", ("compressed", "frozen", None))
     for name in ("sparsity_config", "transform_config"):
         if fields.mapping(name):
             raise UnsupportedModelError(f"{fields.where}: {name} = {fields.get(name)!r} is not supported")
@@ -44,7 +44,7 @@ def read_compressed_tensors(fields: ConfigFields) -> "Float8Scheme | PackQuantiz
     if not isinstance(group, Mapping):
         raise fields.error(f"config_groups: {name}", "an object", group)
     inner = ConfigFields(group, {"format": fields.get("format")}, where=where)
-    refuse_unknown(UnsupportedModelError, f"{where}: unknown field", group, _GROUP_KEYS)
+    inner.require_known(_GROUP_KEYS)
     check_patterns(inner, "targets")
     if inner.get("output_activations") is not None:
         raise UnsupportedModelError(f"{where}: quantised output_activations are not supported")
@@ -64,26 +64,26 @@ def arguments_of(group: ConfigFields, name: str) -> ConfigFields:
         UnsupportedModelError: an argument is unknown.
         FileFormatError: it is not an object.
     """
-    where = f"{group.where}: {name}"
-    arguments = group.mapping(name)
-    refuse_unknown(UnsupportedModelError, f"{where}: unknown field", arguments, _ARGUMENTS)
-    return ConfigFields(arguments, {"symmetric": True, "dynamic": False}, where=where)
+    defaults = {"symmetric": True, "dynamic": False}
+    arguments = ConfigFields(group.mapping(name), defaults, where=f"{group.where}: {name}")
+    arguments.require_known(_ARGUMENTS)
+    return arguments
 
 
 def _read_float8(group: ConfigFields) -> Float8Scheme:
     weights = arguments_of(group, "weights")
-    refuse_other_values(weights, "type", ("float",))
-    refuse_other_values(weights, "num_bits", (8,))
-    refuse_other_values(weights, "strategy", ("tensor", "channel", "block"))
-    refuse_other_values(weights, "symmetric", (True,))
-    refuse_other_values(weights, "dynamic", (False,))
+    weights.require_one_of("type", ("float",))
+    weights.require_one_of("num_bits", (8,))
+    weights.require_one_of("strategy", ("tensor", "channel", "block"))
+    weights.require_one_of("symmetric", (True,))
+    weights.require_one_of("dynamic", (False,))
     inputs = arguments_of(group, "input_activations")
     is_static = False
     if group.get("input_activations") is not None:
-        refuse_other_values(inputs, "type", ("float",))
-        refuse_other_values(inputs, "num_bits", (8,))
-        refuse_other_values(inputs, "strategy", ("tensor", "token", "group"))
-        refuse_other_values(inputs, "dynamic", (True, False))
+        inputs.require_one_of("type", ("float",))
+        inputs.require_one_of("num_bits", (8,))
+        inputs.require_one_of("strategy", ("tensor", "token", "group"))
+        inputs.require_one_of("dynamic", (True, False))
         is_static = inputs.get("dynamic") is False
     tile = read_block(weights, "block_structure") if weights.get("strategy") == "block" else None
     return Float8Scheme("weight_scale", tile, has_input_scales=is_static)
@@ -93,12 +93,12 @@ def _read_pack_quantized(group: ConfigFields) -> PackQuantizedScheme:
     if group.get("input_activations") is not None:
         raise UnsupportedModelError(f"{group.where}: quantised input_activations are not supported")
     weights = arguments_of(group, "weights")
-    refuse_other_values(weights, "type", ("int",))
-    refuse_other_values(weights, "num_bits", (4, 8))
-    refuse_other_values(weights, "strategy", ("channel", "group"))
-    refuse_other_values(weights, "symmetric", (True, False))
-    refuse_other_values(weights, "dynamic", (False,))
-    refuse_other_values(weights, "actorder", (None, False, True, "static", "weight", "dynamic", "group"))
+    weights.require_one_of("type", ("int",))
+    weights.require_one_of("num_bits", (4, 8))
+    weights.require_one_of("strategy", ("channel", "group"))
+    weights.require_one_of("symmetric", (True, False))
+    weights.require_one_of("dynamic", (False,))
+    weights.require_one_of("actorder", (None, False, True, "static", "weight", "dynamic", "group"))
     by_group = weights.get("strategy") == "group"
     return PackQuantizedScheme(
         weights.integer("num_bits"),

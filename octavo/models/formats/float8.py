@@ -19,14 +19,50 @@ from torch import Tensor
 from octavo.errors import ConfigError, UnsupportedModelError, WeightsError
 from octavo.layers.linear.float8.weight import FLOAT8_ROWS, Float8Weight
 from octavo.layers.linear.quantised import Storage
+from octavo.models.config_fields import ConfigFields
 from octavo.models.experts.names import with_stored_expert_names
-from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredTensors
-from octavo.models.weights import Part, slice_bounds
+from octavo.models.formats.quantised_tensors import FLOATS, QuantisedTensors, check_the_rest
+from octavo.models.formats.scheme_fields import check_patterns, read_block
+from octavo.models.weights import Part, StoredTensors, slice_bounds
 
 _TYPE = "F8_E4M3"
-_PLAIN_TYPES = frozenset({"F32", "F16", "BF16"})
+_FP8_KEYS = frozenset(
+    {
+        *("activation_scheme", "fmt", "ignored_layers", "kv_cache_scheme", "modules_to_not_convert"),
+        *("quant_method", "scale_fmt", "weight_block_size"),
+    }
+)
+_MODELOPT_KEYS = frozenset(
+    {
+        *("config_groups", "exclude_modules", "ignore", "kv_cache_quant_algo", "kv_cache_scheme", "producer"),
+        *("quant_algo", "quant_method"),
+    }
+)
 # Names of the cache's scales that some tools put beside the projection.
 _CACHE_SCALES = {"k_proj.k_scale": "k_scale", "v_proj.v_scale": "v_scale"}
+
+
+def read_fp8(fields: ConfigFields) -> "Float8Scheme":
+    """Read quant_method "fp8": a scale for each tile of weight_block_size, or for each matrix."""
+    fields.require_known(_FP8_KEYS)
+    fields.require_one_of("fmt", ("e4m3", None))
+    fields.require_one_of("activation_scheme", ("dynamic", "static", None))
+    fields.require_one_of("scale_fmt", ("float", "ue8m0", None))
+    for name in ("ignored_layers", "modules_to_not_convert"):
+        check_patterns(fields, name)
+    has_input_scales = fields.get("activation_scheme") == "static"
+    if fields.get("weight_block_size") is None:
+        return Float8Scheme("weight_scale", None, has_input_scales)
+    return Float8Scheme("weight_scale_inv", read_block(fields, "weight_block_size"), has_input_scales)
+
+
+def read_modelopt(fields: ConfigFields) -> "Float8Scheme":
+    """Read quant_method "modelopt" with quant_algo "FP8": a scale for each matrix and for its inputs."""
+    fields.require_known(_MODELOPT_KEYS)
+    fields.require_one_of("quant_algo", ("FP8",))
+    for name in ("exclude_modules", "ignore"):
+        check_patterns(fields, name)
+    return Float8Scheme("weight_scale", None, has_input_scales=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +84,9 @@ class Float8Scheme:
         tensors = with_stored_expert_names(tensors, self.tile[0] if self.tile else 1)
         matrices: dict[str, _Matrix] = {}
         for name in sorted(tensors.names()):
-            kind = tensors.type_name(name)
-            if kind == _TYPE and name.endswith(".weight"):
+            if tensors.type_name(name) == _TYPE and name.endswith(".weight"):
                 matrices[name] = self._matrix(tensors, name)
-            elif kind not in _PLAIN_TYPES:
-                raise UnsupportedModelError(
-                    f"{name} has the type {kind}, which is not supported; supported in a float8 checkpoint: "
-                    f"{', '.join(sorted(_PLAIN_TYPES))}, and {_TYPE} for weights"
-                )
+        check_the_rest(tensors, set().union(*(matrix.tensors for matrix in matrices.values())))
         renamed = {
             name.removesuffix(theirs) + ours: name
             for name in tensors.names()
@@ -148,8 +179,8 @@ class _Matrix:
 def _check_shape(tensors: StoredTensors, name: str, expected: tuple[int, ...]) -> None:
     """Check a tensor of scales; dimensions of 1 at the end may be missing."""
     found, kind = tensors.shape(name), tensors.type_name(name)
-    if kind not in _PLAIN_TYPES:
-        raise UnsupportedModelError(f"{name} has the type {kind}; expected {', '.join(sorted(_PLAIN_TYPES))}")
+    if kind not in FLOATS:
+        raise UnsupportedModelError(f"{name} has the type {kind}; expected {', '.join(sorted(FLOATS))}")
     if _trimmed(found) != _trimmed(expected):
         raise WeightsError(f"{name} is {list(found)}, expected {list(expected)}")
 

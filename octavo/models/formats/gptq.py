@@ -16,14 +16,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from octavo.errors import UnsupportedModelError, WeightsError, refuse_unknown
+from octavo.errors import UnsupportedModelError, WeightsError
 from octavo.models.config_fields import ConfigFields
-from octavo.models.formats.awq import read_group_size
-from octavo.models.formats.float8_config import check_patterns, refuse_other_values
 from octavo.models.formats.integers import (
-    FLOATS,
     WORD,
-    check_tensor,
     check_words,
     groups_of,
     open_matrices,
@@ -34,7 +30,9 @@ from octavo.models.formats.integers import (
     words_of,
 )
 from octavo.models.formats.packed_matrix import PackedMatrix
-from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredTensors
+from octavo.models.formats.quantised_tensors import FLOATS, QuantisedTensors, check_tensor
+from octavo.models.formats.scheme_fields import check_patterns, read_group_size
+from octavo.models.weights import StoredTensors
 
 _KEYS = frozenset(
     {
@@ -51,13 +49,13 @@ _KEYS = frozenset(
 
 def read_gptq(fields: ConfigFields) -> "GPTQScheme":
     """Read quant_method "gptq"; see schemes.read_scheme."""
-    refuse_unknown(UnsupportedModelError, f"{fields.where}: unknown field", fields.names(), _KEYS)
+    fields.require_known(_KEYS)
     bits = fields.integer("bits")
-    refuse_other_values(fields, "bits", (4, 8))
-    refuse_other_values(fields, "pack_dtype", ("int32", None))
-    refuse_other_values(fields, "is_marlin_format", (False, None))
+    fields.require_one_of("bits", (4, 8))
+    fields.require_one_of("pack_dtype", ("int32", None))
+    fields.require_one_of("is_marlin_format", (False, None))
     for name in ("checkpoint_format", "format"):
-        refuse_other_values(fields, name, ("gptq", "gptq_v2", None))
+        fields.require_one_of(name, ("gptq", "gptq_v2", None))
     if fields.mapping("dynamic"):
         raise UnsupportedModelError(f"{fields.where}: dynamic = {fields.get('dynamic')!r} is not supported")
     check_patterns(fields, "modules_to_not_convert")

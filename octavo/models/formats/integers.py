@@ -1,6 +1,6 @@
 """What formats of packed integers share: checks of their tensors, groups of columns, unpacking."""
 
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,11 +9,14 @@ from torch import Tensor
 from octavo.errors import ConfigError, UnsupportedModelError, WeightsError
 from octavo.layers.linear.blocks.weight import BLOCK
 from octavo.models.experts.names import with_stored_expert_names
-from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredMatrix, StoredTensors
-from octavo.models.weights import Part, slice_bounds
+from octavo.models.formats.quantised_tensors import (
+    QuantisedTensors,
+    StoredMatrix,
+    check_the_rest,
+)
+from octavo.models.weights import Part, StoredTensors, slice_bounds
 
 WORD = "I32"
-FLOATS = frozenset({"F16", "BF16", "F32"})
 # Values unpacked at a time. Rows of a chunk are neighbours in a word, or read by whole lines.
 _CHUNK = 2**21
 _FEWEST_ROWS = 64
@@ -166,24 +169,6 @@ def _extremes(values: Tensor) -> str:
     return f"{values.min().item()} to {values.max().item()}"
 
 
-def check_tensor(
-    tensors: StoredTensors, name: str, belongs_to: str, shape: tuple[int, ...], types: Set[str]
-) -> None:
-    """Check a tensor's presence, shape and type.
-
-    Raises:
-        WeightsError: it is missing, or of another shape.
-        UnsupportedModelError: it is of another type.
-    """
-    if name not in tensors.names():
-        raise WeightsError(f"the checkpoint lacks {name}, which belongs to {belongs_to}")
-    found, kind = tensors.shape(name), tensors.type_name(name)
-    if found != shape:
-        raise WeightsError(f"{name} is {list(found)}, expected {list(shape)}")
-    if kind not in types:
-        raise UnsupportedModelError(f"{name} has the type {kind}; expected {', '.join(sorted(types))}")
-
-
 def check_words(tensors: StoredTensors, name: str) -> tuple[int, int]:
     """Return the shape of a matrix of words.
 
@@ -223,17 +208,3 @@ def refuse_both(tensors: StoredTensors, name: str, layer: str) -> None:
     """Raise WeightsError if a packed matrix is there as numbers, too."""
     if f"{layer}weight" in tensors.names():
         raise WeightsError(f"the checkpoint has both {name} and {layer}weight")
-
-
-def check_the_rest(tensors: StoredTensors, used: Set[str]) -> None:
-    """Refuse tensors of types that only quantised matrices have, but that belong to none.
-
-    Raises:
-        UnsupportedModelError: there is one.
-    """
-    for name in sorted(tensors.names() - used):
-        if tensors.type_name(name) not in FLOATS:
-            raise UnsupportedModelError(
-                f"{name} has the type {tensors.type_name(name)} and belongs to no quantised matrix; expected "
-                f"{', '.join(sorted(FLOATS))}"
-            )

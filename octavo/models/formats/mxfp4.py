@@ -15,26 +15,29 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo.errors import UnsupportedModelError, WeightsError, refuse_unknown
+from octavo.errors import UnsupportedModelError, WeightsError
 from octavo.layers.linear.mxfp4.weight import BLOCK, MXFP4, Mxfp4Weight, check_columns, check_exponents
 from octavo.layers.linear.quantised import Storage
 from octavo.models.config_fields import ConfigFields
-from octavo.models.formats.float8_config import check_patterns, refuse_other_values
-from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredTensors
-from octavo.models.weights import Part, slice_bounds
+from octavo.models.experts.gpt_oss import PARTS
+from octavo.models.formats.quantised_tensors import (
+    QuantisedTensors,
+    check_tensor,
+    check_the_rest,
+)
+from octavo.models.formats.scheme_fields import check_patterns
+from octavo.models.weights import Part, StoredTensors, slice_bounds
 
 _KEYS = frozenset({"dequantize", "modules_to_not_convert", "quant_method"})
 _TYPE = "U8"
-_PLAIN_TYPES = frozenset({"F32", "F16", "BF16"})
 _BLOCK_BYTES = BLOCK // 2
 _STACK = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)_blocks")
-_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
 def read_mxfp4(fields: ConfigFields) -> "Mxfp4Scheme":
     """Read quant_method "mxfp4"; see schemes.read_scheme."""
-    refuse_unknown(UnsupportedModelError, f"{fields.where}: unknown field", fields.names(), _KEYS)
-    refuse_other_values(fields, "dequantize", (False, None))
+    fields.require_known(_KEYS)
+    fields.require_one_of("dequantize", (False, None))
     check_patterns(fields, "modules_to_not_convert")
     return Mxfp4Scheme()
 
@@ -50,33 +53,22 @@ class Mxfp4Scheme:
             if match is not None:
                 for matrix in _open_stack(tensors, name, match[1], match[2]):
                     matrices[matrix.name] = matrix
-        used = {each for matrix in matrices.values() for each in matrix.tensors}
-        for name in sorted(tensors.names() - used):
-            if tensors.type_name(name) not in _PLAIN_TYPES:
-                raise UnsupportedModelError(
-                    f"{name} has the type {tensors.type_name(name)}, which is not supported; supported in an "
-                    f"MXFP4 checkpoint: {', '.join(sorted(_PLAIN_TYPES))}, and {_TYPE} for blocks and scales "
-                    "of experts"
-                )
+        check_the_rest(tensors, set().union(*(matrix.tensors for matrix in matrices.values())))
         return QuantisedTensors(tensors, matrices, {})
 
 
 def _open_stack(tensors: StoredTensors, blocks: str, experts: str, projection: str) -> Iterator["_Matrix"]:
     """Check a stack [E, N, K / 32, 16] and its scales; yield its experts' matrices."""
     scales = f"{experts}.{projection}_scales"
-    if scales not in tensors.names():
-        raise WeightsError(f"the checkpoint lacks {scales}, which belongs to {blocks}")
-    for name in (blocks, scales):
-        if tensors.type_name(name) != _TYPE:
-            raise UnsupportedModelError(f"{name} has the type {tensors.type_name(name)}; expected {_TYPE}")
-    parts, shape = _PARTS[projection], tensors.shape(blocks)
+    if tensors.type_name(blocks) != _TYPE:
+        raise UnsupportedModelError(f"{blocks} has the type {tensors.type_name(blocks)}; expected {_TYPE}")
+    parts, shape = PARTS[projection], tensors.shape(blocks)
     if len(shape) != 4 or shape[3] != _BLOCK_BYTES or shape[1] % len(parts):
         raise WeightsError(
             f"{blocks} is {list(shape)}, expected [experts, rows, columns / {BLOCK}, {_BLOCK_BYTES}], with "
             "as many rows of gate as of up"
         )
-    if tensors.shape(scales) != shape[:3]:
-        raise WeightsError(f"{scales} is {list(tensors.shape(scales))}, expected {list(shape[:3])}")
+    check_tensor(tensors, scales, blocks, shape[:3], {_TYPE})
     size = (shape[1] // len(parts), shape[2] * BLOCK)
     for expert in range(shape[0]):
         for first, part in enumerate(parts):

@@ -18,9 +18,7 @@ from torch import Tensor
 
 from octavo.errors import WeightsError
 from octavo.models.formats.integers import (
-    FLOATS,
     WORD,
-    check_tensor,
     check_words,
     groups_of,
     open_matrices,
@@ -30,7 +28,8 @@ from octavo.models.formats.integers import (
     words_of,
 )
 from octavo.models.formats.packed_matrix import PackedMatrix
-from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredTensors
+from octavo.models.formats.quantised_tensors import FLOATS, QuantisedTensors, check_tensor
+from octavo.models.weights import StoredTensors
 
 _INTEGERS = frozenset({WORD, "I64"})
 _SUFFIX = "weight_packed"

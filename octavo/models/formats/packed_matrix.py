@@ -16,8 +16,7 @@ from octavo.layers.linear.blocks.weight import BLOCK, BlockWeight
 from octavo.layers.linear.grouped.weight import group_of
 from octavo.layers.linear.quantised import Storage
 from octavo.models.formats.integers import Groups
-from octavo.models.formats.quantised_tensors import StoredTensors
-from octavo.models.weights import Part, slice_bounds
+from octavo.models.weights import Part, StoredTensors, slice_bounds
 
 _WORD_BITS = 32
 _BYTES_OF_AN_INDEX = 8

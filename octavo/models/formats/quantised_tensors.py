@@ -6,20 +6,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from octavo.errors import UnsupportedModelError, WeightsError
 from octavo.layers.linear.quantised import QuantisedWeight, Storage
-from octavo.models.weights import CPU, Part, WeightSource
+from octavo.models.weights import CPU, Part, StoredTensors
 
-
-class StoredTensors(WeightSource, Protocol):
-    """A WeightSource whose tensors may be of any type."""
-
-    def type_name(self, name: str) -> str:
-        """Return a tensor's type as safetensors calls it: "F8_E4M3", "BF16", "I32"."""
-        ...
-
-    def read_stored(self, name: str, *, rows: Part = None, columns: Part = None) -> Tensor:
-        """Read a tensor, or a part of it, in its own type; see WeightSource.read. A single number is [1]."""
-        ...
+# Types of tensors that are not quantised, as safetensors calls them.
+FLOATS = frozenset({"F16", "BF16", "F32"})
 
 
 class StoredMatrix(Protocol):
@@ -97,3 +89,35 @@ class QuantisedTensors:
     def close(self) -> None:
         """See WeightSource."""
         self._tensors.close()
+
+
+def check_tensor(
+    tensors: StoredTensors, name: str, belongs_to: str, shape: tuple[int, ...], types: Set[str]
+) -> None:
+    """Check a tensor's presence, shape and type.
+
+    Raises:
+        WeightsError: it is missing, or of another shape.
+        UnsupportedModelError: it is of another type.
+    """
+    if name not in tensors.names():
+        raise WeightsError(f"the checkpoint lacks {name}, which belongs to {belongs_to}")
+    found, kind = tensors.shape(name), tensors.type_name(name)
+    if found != shape:
+        raise WeightsError(f"{name} is {list(found)}, expected {list(shape)}")
+    if kind not in types:
+        raise UnsupportedModelError(f"{name} has the type {kind}; expected {', '.join(sorted(types))}")
+
+
+def check_the_rest(tensors: StoredTensors, used: Set[str]) -> None:
+    """Refuse tensors of types that only quantised matrices have, but that belong to none.
+
+    Raises:
+        UnsupportedModelError: there is one.
+    """
+    for name in sorted(tensors.names() - used):
+        if tensors.type_name(name) not in FLOATS:
+            raise UnsupportedModelError(
+                f"{name} has the type {tensors.type_name(name)} and belongs to no quantised matrix; expected "
+                f"{', '.join(sorted(FLOATS))}"
+            )

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from octavo.errors import FileFormatError, ModelNotFoundError, UnsupportedModelError, suggest
 from octavo.json_file import is_present, read_json_object
+from octavo.models.formats.quantised_tensors import FLOATS
 from octavo.models.weights import Part, missing_tensor, slice_bounds
 
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 
-_FLOAT_TYPES = ("F32", "F16", "BF16")
 _MAX_INDEX_BYTES = 64 * 2**20
 _PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt"})
 
@@ -118,10 +118,10 @@ def _check_index(path: Path, expected: Set[str], found: Set[str]) -> None:
 
 
 def _check_tensor(path: Path, name: str, dtype: str, shape: list[int]) -> None:
-    if dtype not in _FLOAT_TYPES:
+    if dtype not in FLOATS:
         raise UnsupportedModelError(
             f"{path}: tensor {name!r} has the type {dtype}, which is not supported; "
-            f"supported: {', '.join(_FLOAT_TYPES)}"
+            f"supported: {', '.join(sorted(FLOATS))}"
         )
     if not shape:
         raise UnsupportedModelError(

@@ -12,10 +12,11 @@ from octavo.errors import FileFormatError, UnsupportedModelError, suggest
 from octavo.models.config_fields import ConfigFields
 from octavo.models.formats.awq import read_awq
 from octavo.models.formats.compressed_tensors import read_compressed_tensors
-from octavo.models.formats.float8_config import read_fp8, read_modelopt
+from octavo.models.formats.float8 import read_fp8, read_modelopt
 from octavo.models.formats.gptq import read_gptq
 from octavo.models.formats.mxfp4 import read_mxfp4
-from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredTensors
+from octavo.models.formats.quantised_tensors import QuantisedTensors
+from octavo.models.weights import StoredTensors
 
 _WHERE = "config.json: quantization_config"
 
@@ -53,7 +54,7 @@ def read_scheme(config: Mapping[str, object]) -> Scheme | None:
     """Return how a config.json says that matrices are quantised, or None if they are not.
 
     Args:
-        config: the parsed file, or its text_config.
+        config: the parsed file.
 
     Raises:
         UnsupportedModelError: a method, or an option of it, that Octavo does not have; names it.

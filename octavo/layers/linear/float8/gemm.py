@@ -38,7 +38,7 @@ def float8_linear(
 
     Args:
         x: [M, K] float8; rows any stride apart, last dimension contiguous.
-        weight: [N, K], whose tiles the kernel has (float8_tiling.has_tiles); with an activation [gate | up]
+        weight: [N, K], whose tiles the kernel has (tiling.has_tiles); with an activation [gate | up]
             along N.
         bias, activation, residual: see skinny_linear.
         row_scales: [M] float32 contiguous, in any shape, by which rows of x are to be multiplied.

@@ -70,9 +70,7 @@ class Float8CpuLinear:
         return out if self._bias is None else out.add_(self._bias)
 
 
-def make_layer(
-    weights: Sequence[Any], bias: Tensor | None, *, rounds: bool = False
-) -> Float8CpuLinear | DequantisedLinear:
+def make_layer(weights: Sequence[Any], bias: Tensor | None, *, rounds: bool = False) -> Float8CpuLinear:
     """Return the layer of weights of one form that lie above one another, and bias [sum of N_i].
 
     Args:

@@ -8,7 +8,7 @@
     many      many         float8         the same, on Hopper GPUs
     torch     many         float8         nothing
 
-float8_tiling.choose_path decides. Rows of x become float8 with a scale each, in the kernel that norms them;
+tiling.choose_path decides. Rows of x become float8 with a scale each, in the kernel that norms them;
 for torch's product with a weight of 128 x 128 tiles, with a scale for each 128 numbers.
 """
 
@@ -19,14 +19,17 @@ from torch import Tensor
 from torch.nn.functional import ScalingType, scaled_mm
 
 from octavo.layers.linear.dequantised import DequantisedLinear
-from octavo.layers.linear.float8.tiling import Path, choose_path, has_tiles, unsupported_reason
+from octavo.layers.linear.float8.tiling import Float8Path, choose_path, has_tiles, unsupported_reason
 from octavo.layers.linear.float8.weight import Float8Weight
 from octavo.layers.linear.fused import Norm, product_of
 from octavo.layers.linear.quantised import join_rows
 
 __all__ = ["DESCRIPTION", "Float8GpuLinear", "choose_path", "make_layer", "unsupported_reason"]
 
-DESCRIPTION = "activations in float8, but those of single rows, by GPU kernels"
+DESCRIPTION = (
+    "activations in float8, but those of single rows, by GPU kernels; dequantised in each GEMM where tiles "
+    "are narrower than 32 columns or no power of two"
+)
 
 
 class Float8GpuLinear:
@@ -76,14 +79,14 @@ class Float8GpuLinear:
         rows, scales = quantise_rows(x, width=self._scale_width(path))
         return self._float8_product(path, rows, scales, x.dtype, activation, residual)
 
-    def _scale_width(self, path: Path) -> int | None:
+    def _scale_width(self, path: Float8Path) -> int | None:
         """Numbers of a row of x that share a scale; None: all."""
         is_tiled = self.weight.width < self.weight.shape[1]
         return self.weight.width if path == "torch" and is_tiled else None
 
     def _float8_product(
         self,
-        path: Path,
+        path: Float8Path,
         rows: Tensor,
         scales: Tensor,
         dtype: torch.dtype,

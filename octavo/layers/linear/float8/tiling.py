@@ -17,7 +17,7 @@ _BLOCK = 128
 _DTYPES = (torch.bfloat16, torch.float16)
 
 
-Path = Literal["gemv", "skinny", "hopper", "float8", "many", "torch"]
+Float8Path = Literal["gemv", "skinny", "hopper", "float8", "many", "torch"]
 
 # Most rows of a path.
 SKINNY_MAX_ROWS = 1
@@ -73,8 +73,8 @@ def has_tiles(weight: Float8Weight) -> bool:
     return weight.width == weight.shape[1] or (is_power and weight.width >= 32)
 
 
-def choose_path(num_rows: int, weight: Float8Weight) -> Path:
-    """Return how rows are multiplied; see float8_gpu. Called per layer and step.
+def choose_path(num_rows: int, weight: Float8Weight) -> Float8Path:
+    """Return how rows are multiplied; see on_gpu. Called per layer and step.
 
     Args:
         num_rows: M.

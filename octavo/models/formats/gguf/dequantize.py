@@ -24,7 +24,8 @@ from octavo.models.formats.gguf.blocks import quantised_of
 Decoder = Callable[[np.ndarray, np.ndarray], None]
 
 # The gguf package decodes these; it is imported only for them.
-K_QUANTS = frozenset({"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"})
+K_QUANTS = frozenset({"Q2_K", "Q3_K"})
+_IN_BLOCKS = frozenset({"Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
 
 
 def decode_blocks(type_name: str, blocks: np.ndarray, out: np.ndarray) -> None:
@@ -41,7 +42,9 @@ def decode_blocks(type_name: str, blocks: np.ndarray, out: np.ndarray) -> None:
     """
     # A damaged or extreme scale may overflow to inf, as in other engines.
     with np.errstate(over="ignore", invalid="ignore"):
-        if type_name in K_QUANTS:
+        if type_name in _IN_BLOCKS:
+            out[...] = quantised_of(type_name, torch.from_numpy(blocks)[:, None]).dequantise().numpy()
+        elif type_name in K_QUANTS:
             out[...] = _decode_with_gguf_package(type_name, blocks)
         else:
             require_decodable(type_name, "a tensor")
@@ -54,7 +57,7 @@ def require_decodable(type_name: str, what: str) -> None:
     Raises:
         UnsupportedModelError: names the type and the supported ones.
     """
-    known = _DECODERS.keys() | K_QUANTS
+    known = _DECODERS.keys() | K_QUANTS | _IN_BLOCKS
     if type_name not in known:
         raise UnsupportedModelError(
             f"{what} has the element type {type_name}, which is not supported; use a file with "
@@ -73,28 +76,6 @@ def _decode_with_gguf_package(type_name: str, blocks: np.ndarray) -> np.ndarray:
     return dequantize(blocks, GGMLQuantizationType[type_name])
 
 
-def float16_at(blocks: np.ndarray, start: int) -> np.ndarray:
-    """Return the float16 at one byte offset of each block: [n, 1] float32."""
-    return blocks[:, start : start + 2].view("<f2").astype(np.float32)
-
-
-def put_nibbles(packed: np.ndarray, out: np.ndarray) -> None:
-    """Unpack [n, 16] uint8 into [n, 32] of any dtype, low halves first."""
-    sides = out.reshape(-1, 2, 16)
-    np.bitwise_and(packed, 15, out=sides[:, 0], casting="unsafe")
-    np.right_shift(packed, 4, out=sides[:, 1], casting="unsafe")
-
-
-def five_bits(packed: np.ndarray, high_bits: np.ndarray) -> np.ndarray:
-    """Join packed half bytes [n, 16] and fifth bits [n, 4] to [n, 32] uint8."""
-    values = np.unpackbits(high_bits, axis=1, bitorder="little")
-    values <<= 4
-    nibbles = np.empty_like(values)
-    put_nibbles(packed, nibbles)
-    values |= nibbles
-    return values
-
-
 def _decode_f32(blocks: np.ndarray, out: np.ndarray) -> None:
     out.reshape(-1)[...] = blocks.reshape(-1).view("<f4")
 
@@ -109,32 +90,10 @@ def _decode_bf16(blocks: np.ndarray, out: np.ndarray) -> None:
 
 
 def _decode_q4_0(blocks: np.ndarray, out: np.ndarray) -> None:
-    put_nibbles(blocks[:, 2:], out)
+    # Not by quantised_of, which loses the sign of -0.0.
+    out[:, :16], out[:, 16:] = blocks[:, 2:] & 15, blocks[:, 2:] >> 4
     out -= 8
-    out *= float16_at(blocks, 0)
-
-
-def _decode_q4_1(blocks: np.ndarray, out: np.ndarray) -> None:
-    put_nibbles(blocks[:, 4:], out)
-    out *= float16_at(blocks, 0)
-    out += float16_at(blocks, 2)
-
-
-def _decode_q5_0(blocks: np.ndarray, out: np.ndarray) -> None:
-    out[...] = five_bits(blocks[:, 6:], blocks[:, 2:6])
-    out -= 16
-    out *= float16_at(blocks, 0)
-
-
-def _decode_q5_1(blocks: np.ndarray, out: np.ndarray) -> None:
-    out[...] = five_bits(blocks[:, 8:], blocks[:, 4:8])
-    out *= float16_at(blocks, 0)
-    out += float16_at(blocks, 2)
-
-
-def _decode_q8_0(blocks: np.ndarray, out: np.ndarray) -> None:
-    out[...] = blocks[:, 2:].view(np.int8)
-    out *= float16_at(blocks, 0)
+    out *= blocks[:, :2].view("<f2").astype(np.float32)
 
 
 def _decode_q8_k(blocks: np.ndarray, out: np.ndarray) -> None:
@@ -154,10 +113,6 @@ _DECODERS: Mapping[str, Decoder] = MappingProxyType(
         "F16": _decode_f16,
         "BF16": _decode_bf16,
         "Q4_0": _decode_q4_0,
-        "Q4_1": _decode_q4_1,
-        "Q5_0": _decode_q5_0,
-        "Q5_1": _decode_q5_1,
-        "Q8_0": _decode_q8_0,
         "Q8_K": _decode_q8_k,
         "MXFP4": _decode_mxfp4,
     }

@@ -19,6 +19,7 @@ from octavo.models.formats.gguf.blocks import GGUFBlocks, quantised_of, read_as_
 from octavo.models.formats.gguf.config import ArchitectureFields
 from octavo.models.formats.gguf.dequantize import decode_blocks, require_decodable
 from octavo.models.formats.gguf.file import GGUFFile, GGUFTensorInfo
+from octavo.models.one_thread import one_thread
 from octavo.models.weights import CPU, Part, missing_tensor, slice_bounds
 
 # Numbers decoded at once: 1 MiB of float32 stays in a core's cache.
@@ -49,7 +50,6 @@ class GGUFWeights:
         self._infos: dict[str, GGUFTensorInfo] = {}
         for info in file.tensors.values():
             if info.name != ROPE_FACTORS:
-                self._check(info)
                 self._infos |= self._named(info)
         self._num_heads = self._head_counts()
 
@@ -109,20 +109,17 @@ class GGUFWeights:
         """Close the file."""
         self._file.close()
 
-    def _check(self, info: GGUFTensorInfo) -> None:
+    def _named(self, info: GGUFTensorInfo) -> dict[str, GGUFTensorInfo]:
+        """Check a tensor; return it by its name, or each matrix or bias in a stack of experts by theirs."""
         where = self._file.path.name
         require_decodable(info.type.name, f"{where}: {info.name}")
         name = hugging_face_name(info.name, self._architecture, where)
-        is_stack = EXPERTS in name
         num_dimensions = 2 if name.endswith(".bias") else 3
+        is_stack = EXPERTS in name
         if len(info.shape) not in ((num_dimensions,) if is_stack else (1, 2)):
             expected = f"{num_dimensions} dimensions" if is_stack else "at most 2 dimensions"
             raise WeightsError(f"{where}: expected {info.name} to have {expected}, got {list(info.shape)}")
-
-    def _named(self, info: GGUFTensorInfo) -> dict[str, GGUFTensorInfo]:
-        """Return a tensor by its name, or each matrix or bias in a stack of experts by theirs."""
-        name = hugging_face_name(info.name, self._architecture, self._file.path.name)
-        if EXPERTS not in name:
+        if not is_stack:
             return {name: info}
         nbytes = info.nbytes // info.shape[0]
         return {
@@ -227,11 +224,12 @@ def _read_matrix(
     out = torch.empty(rows[1] - rows[0], columns[1] - columns[0], dtype=dtype)
     stored = np.empty((chunk_rows, row_bytes // kind.block_bytes, kind.block_bytes), np.uint8)
     decoded = np.empty((chunk_rows, last_block - first_block, kind.block_size), np.float32)
-    for row in range(rows[0], rows[1], max(1, chunk_rows)):
-        num_rows = min(chunk_rows, rows[1] - row)
-        file.read_into(info, row * row_bytes, stored[:num_rows].reshape(-1))
-        blocks = stored[:num_rows, first_block:last_block].reshape(-1, kind.block_bytes)
-        decode_blocks(kind.name, blocks, decoded[:num_rows].reshape(-1, kind.block_size))
-        values = torch.from_numpy(decoded[:num_rows].reshape(num_rows, -1))
-        out[row - rows[0] : row - rows[0] + num_rows] = values[:, trimmed]
+    with one_thread():
+        for row in range(rows[0], rows[1], max(1, chunk_rows)):
+            num_rows = min(chunk_rows, rows[1] - row)
+            file.read_into(info, row * row_bytes, stored[:num_rows].reshape(-1))
+            blocks = stored[:num_rows, first_block:last_block].reshape(-1, kind.block_bytes)
+            decode_blocks(kind.name, blocks, decoded[:num_rows].reshape(-1, kind.block_size))
+            values = torch.from_numpy(decoded[:num_rows].reshape(num_rows, -1))
+            out[row - rows[0] : row - rows[0] + num_rows] = values[:, trimmed]
     return out
