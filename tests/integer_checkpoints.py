@@ -171,16 +171,19 @@ def num_bits(fields: dict[str, Any]) -> int:
 
 
 def make(
-    fields: dict[str, Any], config: dict[str, Any] = CONFIG
+    fields: dict[str, Any], config: dict[str, Any] = CONFIG, also: tuple[str, ...] = ()
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return a checkpoint's tensors, and the network's that they mean, float32."""
+    """Return a checkpoint's tensors, and the network's that they mean, float32.
+
+    also: matrices that are packed besides projections.
+    """
     from octavo.models import ModelConfig, parameter_shapes
 
     rng = np.random.default_rng(3)
     stored: dict[str, Tensor] = {}
     meant: dict[str, Tensor] = {}
     for name, shape in parameter_shapes(ModelConfig.from_hf(config)).items():
-        if not name.endswith("_proj.weight"):
+        if not name.endswith("_proj.weight") and name not in also:
             values = rng.normal(1.0 if "norm" in name else 0.0, 0.1, shape).astype(np.float32)
             stored[name] = meant[name] = torch.from_numpy(values)
             continue

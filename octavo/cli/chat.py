@@ -30,6 +30,7 @@ def run_chat(texts: list[str], system: str | None, config: EngineConfig, params:
             opening.append({"role": "user", "content": text})
             opening.append({"role": "assistant", "content": _answer(llm, opening, params)})
     else:
+        llm.engine.prompts.require_chat_template()
         print(f"{config.model} is ready. {_HELP}.")
         _talk(llm, opening, params)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from octavo.errors import ChatTemplateError, PromptError, RequestTooLongError, SamplingParamsError, suggest
 from octavo.sampling_params import SamplingParams
-from octavo.tokenizer import Tokenizer
+from octavo.tokenizer import ChatTemplate, Tokenizer
 
 
 class TextPrompt(TypedDict):
@@ -104,7 +104,10 @@ class PromptReader:
             PromptError: the model has no tokenizer.
         """
         if self.tokenizer is None:
-            raise PromptError("this model has no tokenizer; pass the prompt as token ids")
+            raise PromptError(
+                "this model has no tokenizer; pass the prompt as token ids, which Python, the server and "
+                "run-batch take"
+            )
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def read_continuation(self, continuation: str | Sequence[int]) -> TokenIds:
@@ -126,12 +129,20 @@ class PromptReader:
         Raises:
             ChatTemplateError: no template, or it refuses the messages.
         """
+        text = self.require_chat_template().render(messages, add_generation_prompt=add_generation_prompt)
+        # The template writes the special tokens itself.
+        return self.encode(text, add_special_tokens=False)
+
+    def require_chat_template(self) -> ChatTemplate:
+        """Return the model's chat template.
+
+        Raises:
+            ChatTemplateError: it has none.
+        """
         template = self.tokenizer.chat_template if self.tokenizer else None
         if template is None:
             raise ChatTemplateError("this model has no chat template; use generate with a prompt of your own")
-        # The template writes the special tokens itself.
-        text = template.render(messages, add_generation_prompt=add_generation_prompt)
-        return self.encode(text, add_special_tokens=False)
+        return template
 
     def check_params(self, params: SamplingParams) -> None:
         """Check what parameters ask of the model: ids in its vocabulary, a tokenizer for stop strings.

@@ -235,8 +235,10 @@ def _text_part(config: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _max_positions(fields: ConfigFields, ropes: tuple[RopeConfig, ...]) -> int:
-    stretched = [int(rope.factor * rope.original_max_positions) for rope in ropes if rope.rope_type == "yarn"]
-    return max(fields.integer("max_position_embeddings"), *stretched, 1)
+    stretched = [rope.factor * rope.original_max_positions for rope in ropes if rope.rope_type == "yarn"]
+    if max(stretched, default=0.0) >= 2**31:
+        raise fields.error("max_position_embeddings", "less than 2**31 with yarn's factor", max(stretched))
+    return max(fields.integer("max_position_embeddings"), *map(int, stretched), 1)
 
 
 def _check_scheme(scheme: Scheme | None, family: Family) -> None:

@@ -1,6 +1,6 @@
 """Checked access to the fields of a config.json."""
 
-import math
+import sys
 from collections.abc import Mapping, Set
 
 from octavo.errors import FileFormatError, UnsupportedModelError, refuse_unknown
@@ -44,7 +44,8 @@ class ConfigFields:
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(name, "a number", value)
-        if not math.isfinite(value) or value <= minimum:
+        # An integer may be larger than any float.
+        if not minimum < value <= sys.float_info.max:
             raise self.error(name, f"a finite number above {minimum:g}", value)
         return float(value)
 

@@ -5,13 +5,13 @@ Phi-3    self_attn.qkv_proj.weight [q | k | v]        mlp.gate_up_proj.weight [g
 """
 
 from collections.abc import Mapping
-from itertools import accumulate
+from itertools import accumulate, chain
 from types import MappingProxyType
 
 from octavo.errors import WeightsError
 from octavo.models.config import ModelConfig
 from octavo.models.parameters import parameter_shapes
-from octavo.models.renamed import Place, renamed
+from octavo.models.renamed import Place, by_name, renamed
 from octavo.models.weights import WeightSource
 
 _FUSED: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -26,22 +26,27 @@ def with_own_projections(weights: WeightSource, config: ModelConfig) -> WeightSo
     """Return a source that hands out each projection by its own name.
 
     Raises:
-        WeightsError: a stored matrix does not have the rows of its projections.
+        WeightsError: a stored matrix does not have the rows of its projections, or one is there twice.
     """
     if not config.has_fused_projections:
         return weights
     shapes = parameter_shapes(config)
-    places = {name: Place(name=name, shape=tuple(weights.shape(name))) for name in weights.names()}
-    for layer in range(config.num_layers):
-        for fused, parts in _FUSED.items():
-            stored = places.pop(f"model.layers.{layer}.{fused}.weight", None)
-            if stored is not None:
-                names = [f"model.layers.{layer}.{part}.weight" for part in parts]
-                places |= _parts(stored, {name: shapes[name][0] for name in names})
-    return renamed(weights, places)
+    num_rows = {
+        f"model.layers.{layer}.{fused}.weight": {
+            name: shapes[name][0] for name in (f"model.layers.{layer}.{part}.weight" for part in parts)
+        }
+        for layer in range(config.num_layers)
+        for fused, parts in _FUSED.items()
+    }
+    stored = (Place(name=name, shape=tuple(weights.shape(name))) for name in sorted(weights.names()))
+    places = (
+        _parts(place, num_rows[place.name]) if place.name in num_rows else [(place.name, place)]
+        for place in stored
+    )
+    return renamed(weights, by_name(chain.from_iterable(places)))
 
 
-def _parts(stored: Place, num_rows: Mapping[str, int]) -> dict[str, Place]:
+def _parts(stored: Place, num_rows: Mapping[str, int]) -> list[tuple[str, Place]]:
     """Return the projections of a stored matrix, given the rows of each."""
     if stored.shape[0] != sum(num_rows.values()):
         raise WeightsError(
@@ -49,7 +54,7 @@ def _parts(stored: Place, num_rows: Mapping[str, int]) -> dict[str, Place]:
             f"{', '.join(num_rows)} together"
         )
     firsts = accumulate(num_rows.values(), initial=0)
-    return {
-        name: Place(name=stored.name, shape=(size, *stored.shape[1:]), first=first)
+    return [
+        (name, Place(name=stored.name, shape=(size, *stored.shape[1:]), first=first))
         for (name, size), first in zip(num_rows.items(), firsts, strict=False)
-    }
+    ]

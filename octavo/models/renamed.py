@@ -1,12 +1,13 @@
 """A checkpoint whose tensors have other names here, or are parts of stored ones."""
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from octavo.errors import WeightsError
 from octavo.layers.linear.quantised import QuantisedWeight, Storage
 from octavo.models.weights import (
     CPU,
@@ -43,6 +44,21 @@ class Place:
     def read(self, read: Callable[..., Tensor], rows: Part, columns: Part) -> Tensor:
         """Read the tensor or a part of it, given a method that reads stored ones; see WeightSource.read."""
         return read(self.name, rows=self.rows(rows), columns=columns)
+
+
+def by_name(places: Iterable[tuple[str, Place]]) -> dict[str, Place]:
+    """Return places by the names of their tensors.
+
+    Raises:
+        WeightsError: a tensor has two places.
+    """
+    found: dict[str, Place] = {}
+    for name, place in places:
+        if name in found:
+            stored = " and in ".join(sorted((found[name].name, place.name)))
+            raise WeightsError(f"the checkpoint has {name} twice, in {stored}")
+        found[name] = place
+    return found
 
 
 def renamed(weights: WeightSource, places: Mapping[str, Place]) -> WeightSource:

@@ -101,7 +101,7 @@ def read_config(source: ModelSource) -> dict[str, object]:
         return gguf_to_hf_config(source.gguf)
     config = read_json_object(source.path / CONFIG_NAME, _MAX_CONFIG_BYTES)
     beside = source.path / MODELOPT_NAME
-    if "quantization_config" not in config and is_present(beside):
+    if config.get("quantization_config") is None and is_present(beside):
         found = read_json_object(beside, _MAX_CONFIG_BYTES).get("quantization")
         if not isinstance(found, dict):
             raise FileFormatError(f"{beside}: expected quantization to be an object, got {found!r}")

@@ -53,6 +53,7 @@ def test_errors_are_one_line_with_exit_code_2(
     assert "--json" in fails(capsys, "generate", "a", "--logprobs", "2")
     assert "num-prompts" in fails(capsys, "bench", "--num-prompts", "0")
     assert "tokenizer" in fails(capsys, "generate", "a", "--model", tiny, "--load-format", "dummy")
+    assert "no chat template" in fails(capsys, "chat", "--model", tiny, "--load-format", "dummy")
     assert "frobnicate" in fails(capsys, "frobnicate")
 
 
@@ -84,11 +85,16 @@ def test_inspect_names_the_form_of_each_part(capsys: pytest.CaptureFixture[str],
     assert re.search(r"LM head \d+ KiB: float32", shown)
     shown = inspected(capsys, str(tmp_path), "--quantization", "none")
     assert re.search(r"attention \d+ KiB: float32", shown)
+    assert "a copy of the embedding" not in shown
     assert "dequantised while loading 14 x 4 bits in groups of 64: become float32" in shown
     # The embedded model's file mixes types.
     shown = inspected(capsys, "smollm2")
     assert re.search(r"attention \d+ MiB: Q4_1; 8-bit activations, by the C kernel", shown)
     assert re.search(r"embedding \d+ MiB: Q8_0; 8-bit activations", shown)
+    assert "LM head" not in shown
+    # In float32 the GEMMs have a layout of their own.
+    shown = inspected(capsys, "smollm2", "--quantization", "none")
+    assert re.search(r"LM head 108 MiB: float32, a copy of the embedding", shown)
 
 
 def test_inspect_names_the_products_of_a_cpu_with_matrix_units(

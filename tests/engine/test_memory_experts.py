@@ -63,7 +63,7 @@ def test_a_rank_holds_whole_experts(rank: int, held: range) -> None:
     model = ModelConfig.from_hf(LARGE | {"num_attention_heads": 24, "num_key_value_heads": 3})
     share = rank_share(model, TensorParallel.not_met(rank, 3), expert_parallel=True)
     assert share.experts == replace(model.experts, held=held)
-    groups = weight_groups(share, torch.bfloat16, {}, "auto")
+    groups = weight_groups(share, torch.bfloat16, {}, "auto", torch.device("cuda"))
     (experts,) = [group for group in groups if group.part == "experts"]
     assert experts.num_bytes == 48 * len(held) * 3 * 768 * 2048 * 2
 

@@ -39,6 +39,21 @@ def test_a_model_is_what_its_numbers_mean(tmp_path: Path, name: str) -> None:
     assert (error > 1e-5) == (name != "gptq-odd")
 
 
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("name", ["awq-32", "gptq-ordered", "compressed-ordered"])
+def test_embeddings_and_lm_heads_may_be_packed(tmp_path: Path, name: str, tied: bool) -> None:
+    """Trap: rows of a weight whose columns were sorted by their groups are looked up in the model's order."""
+    config = CONFIG | {"tie_word_embeddings": tied}
+    names = ["model.embed_tokens", *([] if tied else ["lm_head"])]
+    stored, meant = make(FIELDS[name], config, also=tuple(f"{each}.weight" for each in names))
+    assert all(f"{each}.weight" not in stored for each in names)
+    model = write(tmp_path / "stored", stored, config | {"quantization_config": FIELDS[name]})
+    expected = logprobs(write(tmp_path / "meant", meant, config))
+    torch.testing.assert_close(logprobs(model, quantization="none"), expected, rtol=1e-5, atol=1e-5)
+    # In a wrong order it is more than 1.
+    assert 1e-5 < (logprobs(model) - expected).abs().max().item() < 0.5
+
+
 @pytest.mark.parametrize("name", ["awq-32", "gptq-v2", "gptq-8-asymmetric", "compressed-asymmetric"])
 def test_parts_are_those_of_the_whole(tmp_path: Path, name: str) -> None:
     """What a rank reads: rows anywhere, columns between groups."""
@@ -105,7 +120,9 @@ DAMAGED: list[tuple[dict[str, Any], dict[str, Tensor | None], type[Exception], s
     (awq_fields(32), {"scales": torch.full((8, 128), torch.inf)}, WeightsError, "must hold finite numbers"),
     (awq_fields(32), {"qweight": torch.ones(256, 16)}, UnsupportedModelError, "qweight has the type F32"),
     (awq_fields(32), {"qweight": torch.ones(5, dtype=torch.int32)}, WeightsError, "expected 2 dimensions"),
-    (awq_fields(32), {"weight": torch.ones(128, 256)}, WeightsError, f"both {LAYER}.qweight and"),
+    (awq_fields(32), {"weight": torch.ones(128, 256)}, WeightsError, f"has {LAYER}.weight twice"),
+    (gptq_fields(32), {"weight": torch.ones(128, 256)}, WeightsError, f"has {LAYER}.weight twice"),
+    (compressed_fields(32), {"weight": torch.ones(128, 256)}, WeightsError, f"has {LAYER}.weight twice"),
     (awq_fields(96), {}, WeightsError, "columns, which groups of 96 do not divide"),
     (gptq_fields(32), _without("qzeros"), WeightsError, f"lacks {LAYER}.qzeros"),
     (gptq_fields(32, desc_act=True), _without("g_idx"), WeightsError, f"lacks {LAYER}.g_idx"),

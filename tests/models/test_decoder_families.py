@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from decoder_harness import (
+    DictWeights,
     PagedSequences,
     greedy,
     hugging_face_greedy,
@@ -18,6 +19,7 @@ from decoder_harness import (
     run_chunked,
 )
 
+from octavo.errors import WeightsError
 from octavo.models import ModelConfig, parameter_shapes
 from octavo.models.fused_names import with_own_projections
 
@@ -173,6 +175,14 @@ def test_parameter_shapes_are_those_of_transformers(case: str) -> None:
     config = ModelConfig.from_hf(config_json(model))
     weights = with_own_projections(hugging_face_weights(model), config)
     assert parameter_shapes(config) == {name: tuple(weights.shape(name)) for name in weights.names()}
+
+
+def test_a_projection_that_is_fused_and_by_itself_is_refused() -> None:
+    model = hugging_face_model(make_config("phi3"))
+    own = "model.layers.1.self_attn.q_proj.weight"
+    weights = DictWeights(hugging_face_weights(model).tensors | {own: torch.zeros(4, 4)})
+    with pytest.raises(WeightsError, match=f"has {own} twice, in {own} and in .*qkv_proj"):
+        make_decoder(ModelConfig.from_hf(config_json(model)), weights)
 
 
 def test_dynamic_scaling_equals_transformers_at_the_length_it_is_computed_for() -> None:

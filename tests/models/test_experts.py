@@ -171,6 +171,20 @@ def test_experts_that_do_not_fit_are_named() -> None:
             make_decoder(config, DictWeights(tensors | {name: stack}))
 
 
+def test_an_expert_in_two_places_is_refused() -> None:
+    """Trap: which of them was read depended on the order of a set."""
+    model = make_model("mixtral")
+    tensors = hugging_face_weights(model).tensors
+    name = "model.layers.1.mlp.experts.2.down_proj.weight"
+    for also, where in (
+        (name, f"{name} and in model.layers.1.mlp.experts.down_proj"),
+        ("model.layers.1.block_sparse_moe.experts.2.w2.weight", "experts.2.w2.weight and in"),
+    ):
+        weights = DictWeights(tensors | {also: torch.zeros(4, 4)})
+        with pytest.raises(WeightsError, match=f"has {name} twice, in .*{where}"):
+            make_decoder(ModelConfig.from_hf(config_json(model)), weights)
+
+
 BASE = SMALL | {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "num_experts_per_tok": 2}
 BASE |= {"moe_intermediate_size": 16}
 

@@ -43,6 +43,11 @@ class TestConfig:
             "factor": 4.0,
             "original_max_position_embeddings": 32,
         }
+        # As for llama.cpp, a factor without a type is linear.
+        assert gguf_to_hf_config(model("llama", rope__scaling__factor=8.0))["rope_scaling"] == {
+            "rope_type": "linear",
+            "factor": 8.0,
+        }
         old = gguf_to_hf_config(model("llama", rope__scale_linear=2.0))
         assert old["rope_scaling"] == {"rope_type": "linear", "factor": 2.0}
         with pytest.raises(UnsupportedModelError, match="longrope"):

@@ -261,3 +261,11 @@ def test_malformed_checkpoints_are_refused_by_name(
     write_folder(tmp_path, TINY, changed(name, change))
     with pytest.raises(error, match=message):
         LLM(str(tmp_path), **OPTIONS)
+
+
+def test_experts_in_mxfp4_and_in_floats_are_refused(tmp_path: Path) -> None:
+    """Trap: which of them was read depended on the order of a set."""
+    floats = {f"{FIRST}.gate_up_proj": torch.zeros(6, 64, 192)}
+    write_folder(tmp_path, TINY, TENSORS | floats)
+    with pytest.raises(WeightsError, match=r"has .*experts\.0\.gate_proj\.weight twice"):
+        LLM(str(tmp_path), **OPTIONS)

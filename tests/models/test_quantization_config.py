@@ -18,6 +18,7 @@ FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "we
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["lm_head"]}
 WEIGHTS = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
 INPUTS = {"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True}
+CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
 GROUP = {"targets": ["Linear"], "weights": WEIGHTS, "input_activations": INPUTS, "output_activations": None}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
@@ -67,9 +68,15 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (FP8 | {"modules_to_not_convert": "lm_head"}, FileFormatError, "modules_to_not_convert must be a list"),
     (FP8 | {"ignored_layers": [3]}, FileFormatError, "ignored_layers must be a list"),
     (FP8 | {"ignored_layers": ["re:("]}, FileFormatError, "'re:(' is no pattern"),
+    (FP8 | {"modules_to_convert": ["re:a{1,99999999999999999999}"]}, FileFormatError, "is no pattern"),
+    (FP8 | {"ignored_layers": ["re:" + "(" * 4000 + ")" * 4000]}, FileFormatError, "is no pattern"),
+    (FP8 | {"dequantize": True}, UnsupportedModelError, "dequantize = True"),
+    (FP8 | {"expert_dtype": "fp4"}, UnsupportedModelError, "expert_dtype = 'fp4'"),
+    (FP8 | {"kv_cache_scheme": "dynamic"}, FileFormatError, "kv_cache_scheme must be an object"),
     (FP8 | {"weight_blok_size": 3}, UnsupportedModelError, "unknown field 'weight_blok_size'; did you mean"),
     (MODELOPT | {"quant_algo": "NVFP4"}, UnsupportedModelError, "quant_algo = 'NVFP4'"),
     (MODELOPT | {"quant_algo": None}, UnsupportedModelError, "quant_algo = None"),
+    (MODELOPT | {"kv_cache_quant_algo": "INT8"}, UnsupportedModelError, "kv_cache_quant_algo = 'INT8'"),
     (MODELOPT | {"exclude_modules": {}}, FileFormatError, "exclude_modules"),
     (MODELOPT | {"group_size": 16}, UnsupportedModelError, "unknown field 'group_size'"),
     (COMPRESSED | {"format": "marlin-24"}, UnsupportedModelError, "format 'marlin-24' is not supported"),
@@ -77,6 +84,15 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (COMPRESSED | {"config_groups": [1]}, FileFormatError, "config_groups must be an object"),
     (COMPRESSED | {"config_groups": {"a": GROUP, "b": GROUP}}, UnsupportedModelError, "got 2: a, b"),
     (COMPRESSED | {"config_groups": {"a": 3}}, FileFormatError, "config_groups: a must be an object"),
+    (COMPRESSED | {"kv_cache_scheme": [1]}, FileFormatError, "kv_cache_scheme must be an object"),
+    (COMPRESSED | {"kv_cache_scheme": INPUTS}, UnsupportedModelError, "kv_cache_scheme: dynamic = True"),
+    (
+        COMPRESSED | {"kv_cache_scheme": CACHE | {"type": "int"}},
+        UnsupportedModelError,
+        "scheme: type = 'int'",
+    ),
+    (COMPRESSED | {"kv_cache_scheme": CACHE | {"num_bits": 4}}, UnsupportedModelError, "num_bits = 4"),
+    (COMPRESSED | {"kv_cache_scheme": CACHE | {"bits": 8}}, UnsupportedModelError, "unknown field 'bits'"),
     (COMPRESSED | {"ignore": ["re:["]}, FileFormatError, "'re:[' is no pattern"),
     (COMPRESSED | {"quantization_status": "initialized"}, UnsupportedModelError, "'initialized'"),
     (COMPRESSED | {"sparsity_config": {"format": "2:4"}}, UnsupportedModelError, "sparsity_config"),
@@ -111,6 +127,8 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     ),
     (AWQ | {"version": "marlin"}, UnsupportedModelError, "version = 'marlin'"),
     (AWQ | {"version": "exllama"}, UnsupportedModelError, "version = 'exllama'"),
+    (AWQ | {"format": "llm-awq"}, UnsupportedModelError, "format = 'llm-awq'"),
+    (AWQ | {"desc_act": True}, UnsupportedModelError, "desc_act = True"),
     (AWQ | {"zero_point": False}, UnsupportedModelError, "zero_point = False"),
     (AWQ | {"group_size": 0}, FileFormatError, "group_size must be an integer"),
     (AWQ | {"group_size": "128"}, FileFormatError, "group_size must be an integer"),
@@ -124,6 +142,11 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (GPTQ | {"desc_act": 1}, FileFormatError, "desc_act must be true or false"),
     (GPTQ | {"checkpoint_format": "marlin"}, UnsupportedModelError, "checkpoint_format = 'marlin'"),
     (GPTQ | {"checkpoint_format": "exllama"}, UnsupportedModelError, "checkpoint_format = 'exllama'"),
+    (
+        GPTQ | {"checkpoint_format": "gptq", "format": "gptq_v2"},
+        FileFormatError,
+        "format must be checkpoint_format, 'gptq', got 'gptq_v2'",
+    ),
     (GPTQ | {"is_marlin_format": True}, UnsupportedModelError, "is_marlin_format = True"),
     (GPTQ | {"pack_dtype": "int64"}, UnsupportedModelError, "pack_dtype = 'int64'"),
     (GPTQ | {"dynamic": {"-:lm_head": {}}}, UnsupportedModelError, "dynamic = "),
@@ -154,7 +177,8 @@ def test_what_is_malformed_or_unknown_is_refused_by_name(
     [
         FP8,
         FP8 | {"modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate"], "scale_fmt": "ue8m0"},
-        {"quant_method": "fp8", "activation_scheme": "static"},
+        {"quant_method": "fp8", "activation_scheme": "static", "kv_cache_scheme": "static"},
+        FP8 | {"kv_cache_scheme": CACHE},
         MODELOPT,
         MODELOPT | {"producer": {"name": "modelopt"}, "kv_cache_quant_algo": None, "config_groups": {}},
         AWQ,
@@ -166,6 +190,7 @@ def test_what_is_malformed_or_unknown_is_refused_by_name(
         packed({"strategy": "channel", "group_size": None, "symmetric": False, "num_bits": 8}),
         packed({"actorder": "group", "observer": "mse", "block_structure": None}),
         COMPRESSED,
+        COMPRESSED | {"kv_cache_scheme": CACHE | {"observer": "minmax", "group_size": None}},
         compressed(format="float-quantized", input_activations=None),
         compressed(weights=WEIGHTS | {"strategy": "block", "block_structure": [128, 128]}),
         compressed(input_activations=INPUTS | {"dynamic": False, "strategy": "tensor"}),
@@ -173,6 +198,22 @@ def test_what_is_malformed_or_unknown_is_refused_by_name(
 )
 def test_what_is_supported_changes_nothing_else(value: Fields) -> None:
     assert ModelConfig.from_hf(TINY_LLAMA | {"quantization_config": value}) == ModelConfig.from_hf(TINY_LLAMA)
+    assert read_scheme({"quantization_config": value}) is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("FineGrainedFP8Config", {"weight_block_size": (128, 128)}),
+        ("GPTQConfig", {"bits": 4, "group_size": 32}),
+        ("AwqConfig", {"bits": 4, "group_size": 32}),
+        ("Mxfp4Config", {}),
+    ],
+)
+def test_what_transformers_writes_by_itself_is_supported(kind: str, options: Fields) -> None:
+    """Trap: a new version writes more fields, all with values that change nothing."""
+    transformers = pytest.importorskip("transformers")
+    value = json.loads(json.dumps(getattr(transformers, kind)(**options).to_dict()))
     assert read_scheme({"quantization_config": value}) is not None
 
 
@@ -186,6 +227,8 @@ def test_modelopts_own_file_is_read(tmp_path: Path) -> None:
     fields = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
     beside.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": fields}))
     source = resolve_model(str(tmp_path))
+    assert read_scheme(read_config(source)) is not None
+    (tmp_path / "config.json").write_text(json.dumps(TINY_LLAMA | {"quantization_config": None}))
     assert read_scheme(read_config(source)) is not None
     beside.write_text(json.dumps({"quantization": "FP8"}))
     with pytest.raises(

@@ -88,7 +88,7 @@ def _plan_without_cache(
         max_model_len=_max_model_len(config, model),
         max_num_seqs=config.max_num_seqs or _DEFAULT_NUM_SEQS[device.type],
         max_num_batched_tokens=config.max_num_batched_tokens or _DEFAULT_TOKEN_BUDGET[device.type],
-        weights=weight_groups(share, dtype, kept, quantization),
+        weights=weight_groups(share, dtype, kept, quantization, device),
         dequantised=dequantised_forms(stored, kept),
         kv_bytes_per_token=kv_bytes_per_token(share, kv_dtype.itemsize),
         block_size=config.block_size or _DEFAULT_BLOCK_SIZE[device.type],

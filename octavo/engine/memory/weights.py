@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import torch
 
-from octavo.layers.linear import int8
+from octavo.layers.linear import int8, packed
 from octavo.layers.linear.quantised import Storage
 from octavo.models import ModelConfig, parameter_shapes
 
@@ -29,7 +29,11 @@ class WeightGroup:
 
 
 def weight_groups(
-    model: ModelConfig, dtype: torch.dtype, kept: Mapping[str, Storage], quantization: str
+    model: ModelConfig,
+    dtype: torch.dtype,
+    kept: Mapping[str, Storage],
+    quantization: str,
+    device: torch.device,
 ) -> tuple[WeightGroup, ...]:
     """Return the weights of a rank's share, in the order in which they are loaded.
 
@@ -38,6 +42,7 @@ def weight_groups(
         dtype: of weights that are not quantised.
         kept: matrices that stay quantised; see kept_storage.
         quantization: see ExecutionPlan.
+        device: of the weights.
     """
     plain = Storage("plain", dtype.itemsize, form=str(dtype).removeprefix("torch."))
     shapes, rounded = parameter_shapes(model), _ROUNDED.get(quantization)
@@ -48,9 +53,13 @@ def weight_groups(
             storage = rounded
         key = _part_of(name), storage.form, None if storage is plain else storage.kind
         totals[key] = totals.get(key, 0.0) + storage.nbytes(shape)
-    if quantization == "int8" and "lm_head.weight" not in shapes:
-        # A tied LM head is a copy.
-        totals["LM head", _INT8.form, _INT8.kind] = _INT8.nbytes(shapes["model.embed_tokens.weight"])
+    if "lm_head.weight" not in shapes and _EMBEDDING not in kept:
+        copy = plain if _is_packed(dtype, device) else None
+        if rounded is not None:
+            copy = _INT8 if rounded is _INT8 else None
+        if copy is not None:
+            key = "LM head", f"{copy.form}, a copy of the embedding", None if copy is plain else copy.kind
+            totals[key] = copy.nbytes(shapes[_EMBEDDING])
     return tuple(WeightGroup(*key, num_bytes) for key, num_bytes in totals.items())
 
 
@@ -68,6 +77,7 @@ def dequantised_forms(stored: Mapping[str, Storage], kept: Mapping[str, Storage]
     return forms
 
 
+_EMBEDDING = "model.embed_tokens.weight"
 _INT8 = Storage("int8", int8.BYTES_PER_NUMBER, form="int8")
 _BF16 = Storage("bf16", 2, form="bfloat16")
 # Quantization -> each matrix that it rounds.
@@ -76,15 +86,20 @@ _ROUNDED: Mapping[str, Storage] = MappingProxyType(
 )
 
 
+def _is_packed(dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether matrices of a dtype are copied to a layout of MKL's, at times with more bytes."""
+    return device.type == "cpu" and packed.unsupported_reason(torch.empty(0, dtype=dtype)) is None
+
+
 def _is_rounded(quantization: str, name: str, shape: tuple[int, ...]) -> bool:
     """Return whether a tensor is the weight of a GEMM, or an embedding that may be an LM head, too."""
     if len(shape) != 2 or name.endswith("mlp.gate.weight"):
         return False
-    return quantization != "int8" or name != "model.embed_tokens.weight"
+    return quantization != "int8" or name != _EMBEDDING
 
 
 def _part_of(name: str) -> str:
-    if name == "model.embed_tokens.weight":
+    if name == _EMBEDDING:
         return "embedding"
     if name == "lm_head.weight":
         return "LM head"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from octavo.errors import UnsupportedModelError
 from octavo.models.experts.gpt_oss import PARTS, gpt_oss_places
-from octavo.models.renamed import Place, renamed, renamed_tensors
+from octavo.models.renamed import Place, by_name, renamed, renamed_tensors
 from octavo.models.weights import Part, StoredTensors, WeightSource
 
 _MIXTRAL = re.compile(r"(.*)\.block_sparse_moe\.(?:gate|experts\.(\d+)\.(w1|w2|w3))\.(\w+)")
@@ -54,9 +54,15 @@ class _Stacked(Place):
 
 
 def with_expert_names(weights: WeightSource, *, is_gpt_oss: bool = False) -> WeightSource:
-    """Return a source that hands out experts by the names above, whatever a checkpoint calls them."""
+    """Return a source that hands out experts by the names above, whatever a checkpoint calls them.
+
+    Raises:
+        WeightsError: the checkpoint has a tensor twice.
+    """
     places_of = gpt_oss_places if is_gpt_oss else _places
-    return renamed(weights, {here: at for name in weights.names() for here, at in places_of(weights, name)})
+    return renamed(
+        weights, by_name(at for name in sorted(weights.names()) for at in places_of(weights, name))
+    )
 
 
 def with_stored_expert_names(tensors: StoredTensors, tile_rows: int = 1) -> StoredTensors:
@@ -68,9 +74,9 @@ def with_stored_expert_names(tensors: StoredTensors, tile_rows: int = 1) -> Stor
 
     Raises:
         UnsupportedModelError: gate and up of a stack share a scale.
+        WeightsError: the checkpoint has a tensor twice.
     """
-    names = tensors.names()
-    places = {here: place for name in names for here, place in _places(tensors, name, tile_rows)}
+    places = by_name(at for name in sorted(tensors.names()) for at in _places(tensors, name, tile_rows))
     return renamed_tensors(tensors, places)
 
 

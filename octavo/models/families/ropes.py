@@ -83,7 +83,7 @@ def read_rotary_dim(fields: ConfigFields, family: Family, head_dim: int) -> int:
     inner = ConfigFields(_given_parameters(fields, family), {}, where=f"{fields.where}: rope_parameters")
     given = fields if inner.get(_PARTIAL) is None else inner
     factor = given.number(_PARTIAL, 1.0)
-    rotary_dim = int(head_dim * factor)
+    rotary_dim = int(head_dim * min(factor, 1.0))
     if factor > 1 or rotary_dim < 4 or rotary_dim % 2:
         raise given.error(_PARTIAL, f"a part of {head_dim} dimensions, an even number of at least 4", factor)
     return rotary_dim

@@ -18,33 +18,31 @@ from octavo.models.formats.integers import (
     check_words,
     groups_of,
     open_matrices,
-    refuse_both,
     unpack_rows,
     words_of,
 )
 from octavo.models.formats.packed_matrix import PackedMatrix
 from octavo.models.formats.quantised_tensors import FLOATS, QuantisedTensors, check_tensor
-from octavo.models.formats.scheme_fields import check_patterns, read_group_size
+from octavo.models.formats.scheme_fields import CALIBRATION, check_patterns, read_group_size
 from octavo.models.weights import StoredTensors
 
 _BITS = 4
 _PER_WORD = 8
 # Column i of a word's 8 is at this place in it.
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-_KEYS = frozenset(
-    {
-        *("backend", "bits", "do_fuse", "exllama_config", "fuse_max_seq_len", "group_size"),
-        *("modules_to_fuse", "modules_to_not_convert", "pre_quantized", "quant_method", "version"),
-        "zero_point",
-    }
-)
+_KEYS = CALIBRATION | {
+    *("bits", "desc_act", "do_fuse", "format", "fuse_max_seq_len", "group_size", "modules_to_fuse"),
+    *("modules_to_not_convert", "pre_quantized", "quant_method", "sym", "version", "zero_point"),
+}
 
 
 def read_awq(fields: ConfigFields) -> "AWQScheme":
     """Read quant_method "awq"; see schemes.read_scheme."""
     fields.require_known(_KEYS)
     fields.require_one_of("bits", (_BITS,))
-    fields.require_one_of("version", ("gemm", "GEMM", None))
+    for name in ("format", "version"):
+        fields.require_one_of(name, ("gemm", "GEMM", None))
+    fields.require_one_of("desc_act", (False, None))
     fields.require_one_of("zero_point", (True, None))
     check_patterns(fields, "modules_to_not_convert")
     return AWQScheme(read_group_size(fields))
@@ -70,7 +68,6 @@ class AWQScheme:
         groups = groups_of(name, size, self.group_size)
         check_tensor(tensors, f"{layer}qzeros", name, (groups.number, num_words), {WORD})
         check_tensor(tensors, f"{layer}scales", name, (groups.number, num_words * _PER_WORD), FLOATS)
-        refuse_both(tensors, name, layer)
         return _Matrix(tensors, layer, groups, num_words * _PER_WORD, _BITS, is_symmetric=False)
 
 

@@ -7,7 +7,7 @@ from octavo.errors import UnsupportedModelError, suggest
 from octavo.models.config_fields import ConfigFields
 from octavo.models.formats.float8 import Float8Scheme
 from octavo.models.formats.pack_quantized import PackQuantizedScheme
-from octavo.models.formats.scheme_fields import check_patterns, read_block
+from octavo.models.formats.scheme_fields import ARGUMENTS, check_cache, check_patterns, read_block
 
 _KEYS = frozenset(
     {
@@ -16,17 +16,12 @@ _KEYS = frozenset(
     }
 )
 _GROUP_KEYS = frozenset({"format", "input_activations", "output_activations", "targets", "weights"})
-_ARGUMENTS = frozenset(
-    {
-        *("actorder", "block_structure", "dynamic", "group_size", "is_mse", "num_bits", "observer"),
-        *("observer_kwargs", "scale_dtype", "strategy", "symmetric", "type", "zp_dtype"),
-    }
-)
 
 
 def read_compressed_tensors(fields: ConfigFields) -> "Float8Scheme | PackQuantizedScheme | None":
     """Return the scheme, or None where only the KV cache is quantised; see schemes.read_scheme."""
     fields.require_known(_KEYS)
+    check_cache(fields)
     groups = fields.mapping("config_groups")
     if not groups:
         return None
@@ -66,7 +61,7 @@ def arguments_of(group: ConfigFields, name: str) -> ConfigFields:
     """
     defaults = {"symmetric": True, "dynamic": False}
     arguments = ConfigFields(group.mapping(name), defaults, where=f"{group.where}: {name}")
-    arguments.require_known(_ARGUMENTS)
+    arguments.require_known(ARGUMENTS)
     return arguments
 
 

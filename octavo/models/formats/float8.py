@@ -22,14 +22,14 @@ from octavo.layers.linear.quantised import Storage
 from octavo.models.config_fields import ConfigFields
 from octavo.models.experts.names import with_stored_expert_names
 from octavo.models.formats.quantised_tensors import FLOATS, QuantisedTensors, check_the_rest
-from octavo.models.formats.scheme_fields import check_patterns, read_block
+from octavo.models.formats.scheme_fields import check_cache, check_patterns, read_block
 from octavo.models.weights import Part, StoredTensors, slice_bounds
 
 _TYPE = "F8_E4M3"
 _FP8_KEYS = frozenset(
     {
-        *("activation_scheme", "fmt", "ignored_layers", "kv_cache_scheme", "modules_to_not_convert"),
-        *("quant_method", "scale_fmt", "weight_block_size"),
+        *("activation_scheme", "dequantize", "expert_dtype", "fmt", "ignored_layers", "kv_cache_scheme"),
+        *("modules_to_convert", "modules_to_not_convert", "quant_method", "scale_fmt", "weight_block_size"),
     }
 )
 _MODELOPT_KEYS = frozenset(
@@ -48,8 +48,13 @@ def read_fp8(fields: ConfigFields) -> "Float8Scheme":
     fields.require_one_of("fmt", ("e4m3", None))
     fields.require_one_of("activation_scheme", ("dynamic", "static", None))
     fields.require_one_of("scale_fmt", ("float", "ue8m0", None))
-    for name in ("ignored_layers", "modules_to_not_convert"):
+    fields.require_one_of("dequantize", (False, None))
+    fields.require_one_of("expert_dtype", ("fp8", None))
+    for name in ("ignored_layers", "modules_to_convert", "modules_to_not_convert"):
         check_patterns(fields, name)
+    # AutoFP8 has a word instead of an object.
+    if fields.get("kv_cache_scheme") != "static":
+        check_cache(fields)
     has_input_scales = fields.get("activation_scheme") == "static"
     if fields.get("weight_block_size") is None:
         return Float8Scheme("weight_scale", None, has_input_scales)
@@ -60,6 +65,8 @@ def read_modelopt(fields: ConfigFields) -> "Float8Scheme":
     """Read quant_method "modelopt" with quant_algo "FP8": a scale for each matrix and for its inputs."""
     fields.require_known(_MODELOPT_KEYS)
     fields.require_one_of("quant_algo", ("FP8",))
+    fields.require_one_of("kv_cache_quant_algo", ("FP8", None))
+    check_cache(fields)
     for name in ("exclude_modules", "ignore"):
         check_patterns(fields, name)
     return Float8Scheme("weight_scale", None, has_input_scales=True)

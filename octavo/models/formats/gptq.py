@@ -24,27 +24,20 @@ from octavo.models.formats.integers import (
     groups_of,
     open_matrices,
     order_of,
-    refuse_both,
     unpack,
     unpack_columns,
     words_of,
 )
 from octavo.models.formats.packed_matrix import PackedMatrix
 from octavo.models.formats.quantised_tensors import FLOATS, QuantisedTensors, check_tensor
-from octavo.models.formats.scheme_fields import check_patterns, read_group_size
+from octavo.models.formats.scheme_fields import CALIBRATION, check_patterns, read_group_size
 from octavo.models.weights import StoredTensors
 
-_KEYS = frozenset(
-    {
-        *("backend", "batch_size", "bits", "block_name_to_quantize", "cache_block_outputs", "dataset"),
-        *("checkpoint_format", "damp_auto_increment", "damp_percent", "desc_act", "dynamic"),
-        *("exllama_config", "format", "group_size", "is_marlin_format", "lm_head", "max_input_length"),
-        *("meta", "mse", "model_file_base_name", "model_name_or_path", "model_seqlen"),
-        *("modules_to_not_convert", "module_name_preceding_first_block", "modules_in_block_to_quantize"),
-        *("pack_dtype", "pad_token_id", "quant_method", "quantizer", "static_groups", "sym", "tokenizer"),
-        *("true_sequential", "use_cuda_fp16", "use_exllama", "version"),
-    }
-)
+_KEYS = CALIBRATION | {
+    *("bits", "checkpoint_format", "desc_act", "dynamic", "format", "group_size", "is_marlin_format"),
+    *("lm_head", "model_file_base_name", "model_name_or_path", "modules_to_not_convert", "mse", "pack_dtype"),
+    *("quant_method", "quantizer", "static_groups", "sym", "use_cuda_fp16", "use_exllama", "version"),
+}
 
 
 def read_gptq(fields: ConfigFields) -> "GPTQScheme":
@@ -60,6 +53,8 @@ def read_gptq(fields: ConfigFields) -> "GPTQScheme":
         raise UnsupportedModelError(f"{fields.where}: dynamic = {fields.get('dynamic')!r} is not supported")
     check_patterns(fields, "modules_to_not_convert")
     form = fields.get("checkpoint_format") or fields.get("format")
+    if fields.get("format") not in (None, form):
+        raise fields.error("format", f"checkpoint_format, {form!r}", fields.get("format"))
     return GPTQScheme(
         bits,
         read_group_size(fields),
@@ -101,7 +96,6 @@ class GPTQScheme:
         check_tensor(tensors, f"{layer}scales", name, (groups.number, num_rows), FLOATS)
         if self.is_ordered or f"{layer}g_idx" in tensors.names():
             check_tensor(tensors, f"{layer}g_idx", name, (groups.size,), {WORD, "I64"})
-        refuse_both(tensors, name, layer)
         return _Matrix(tensors, layer, groups, num_rows, self.bits, self.is_symmetric, self.zero_offset)
 
 

@@ -202,9 +202,3 @@ def open_matrices(
     matrices = {f"{layer}weight": matrix_of(tensors, layer) for layer in layers}
     check_the_rest(tensors, set().union(*(matrix.tensors for matrix in matrices.values())))
     return QuantisedTensors(tensors, matrices, {})
-
-
-def refuse_both(tensors: StoredTensors, name: str, layer: str) -> None:
-    """Raise WeightsError if a packed matrix is there as numbers, too."""
-    if f"{layer}weight" in tensors.names():
-        raise WeightsError(f"the checkpoint has both {name} and {layer}weight")

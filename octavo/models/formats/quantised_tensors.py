@@ -52,12 +52,19 @@ class QuantisedTensors:
             tensors: the checkpoint; closed by `close`.
             matrices: those that are quantised, by the name of the weight.
             renamed: other tensors that have a name of their own in this format: our name -> theirs.
+
+        Raises:
+            WeightsError: a tensor is there twice.
         """
         self._tensors = tensors
         self._matrices = dict(matrices)
         self._renamed = dict(renamed)
         used = set(self._renamed.values()).union(*(matrix.tensors for matrix in matrices.values()))
-        self._names = (tensors.names() - used) | matrices.keys() | renamed.keys()
+        others = tensors.names() - used
+        for name in sorted(others & (matrices.keys() | renamed.keys())):
+            stored = sorted(matrices[name].tensors) if name in matrices else [renamed[name]]
+            raise WeightsError(f"the checkpoint has {name} twice, the other one in {', '.join(stored)}")
+        self._names = others | matrices.keys() | renamed.keys()
 
     def names(self) -> Set[str]:
         """See WeightSource."""

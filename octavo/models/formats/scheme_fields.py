@@ -5,6 +5,26 @@ import re
 from octavo.errors import FileFormatError
 from octavo.models.config_fields import ConfigFields
 
+_CACHE = "kv_cache_scheme"
+# How tools of AutoGPTQ's family quantised a model, which no stored number depends on any more. transformers 5
+# writes all of them, for AWQ, too.
+CALIBRATION = frozenset(
+    {
+        *("act_group_aware", "backend", "batch_size", "block_name_to_quantize", "cache_block_outputs"),
+        *("damp_auto_increment", "damp_percent", "dataset", "exllama_config", "max_input_length", "meta"),
+        *("model_seqlen", "module_name_preceding_first_block", "modules_in_block_to_quantize"),
+        *("pad_token_id", "tokenizer", "true_sequential"),
+    }
+)
+
+# What compressed-tensors says of weights, activations or a cache.
+ARGUMENTS = frozenset(
+    {
+        *("actorder", "block_structure", "dynamic", "group_size", "is_mse", "num_bits", "observer"),
+        *("observer_kwargs", "scale_dtype", "strategy", "symmetric", "type", "zp_dtype"),
+    }
+)
+
 
 def read_block(fields: ConfigFields, name: str) -> tuple[int, int]:
     """Return the rows and columns of a tile that shares a scale.
@@ -32,6 +52,21 @@ def read_group_size(fields: ConfigFields) -> int:
     return -1 if type(value) is int and value == -1 else fields.integer("group_size", maximum=2**20)
 
 
+def check_cache(fields: ConfigFields) -> None:
+    """Check that kv_cache_scheme, if there is one, is of a float8 cache, whose scales a checkpoint may have.
+
+    Raises:
+        UnsupportedModelError: it is of another cache.
+        FileFormatError: it is no object.
+    """
+    scheme = ConfigFields(fields.mapping(_CACHE), {}, where=f"{fields.where}: {_CACHE}")
+    if fields.get(_CACHE) is not None:
+        scheme.require_known(ARGUMENTS)
+        scheme.require_one_of("type", ("float",))
+        scheme.require_one_of("num_bits", (8,))
+        scheme.require_one_of("dynamic", (False, None))
+
+
 def check_patterns(fields: ConfigFields, name: str) -> None:
     """Check a list of layers that are, or are not, quantised: names, and patterns that begin with "re:".
 
@@ -49,5 +84,5 @@ def check_patterns(fields: ConfigFields, name: str) -> None:
         if each.startswith("re:"):
             try:
                 re.compile(each.removeprefix("re:"))
-            except re.error as error:
+            except (re.error, OverflowError, RecursionError) as error:
                 raise FileFormatError(f"{fields.where}: {name}: {each!r} is no pattern: {error}") from error

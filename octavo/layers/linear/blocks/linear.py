@@ -124,7 +124,8 @@ class TiledBlocks:
         values = quants.reshape(*scales.shape, -1) * scales[..., None]
         if self.mins is not None:
             values += self.mins[tile, :, place].float()[..., None]
-        return values.view(len(ids), self.num_columns)
+        values = values.view(len(ids), self.num_columns)
+        return values if self.order is None else torch.empty_like(values).index_copy_(1, self.order, values)
 
 
 class BlockLinear:

@@ -91,8 +91,8 @@ def check_columns(name: str, start: int, stop: int) -> None:
     """
     if start % BLOCK or stop % BLOCK:
         raise ConfigError(
-            f"{name}: a rank cannot have the columns from {start} to {stop}: {BLOCK} of them share an "
-            "exponent; use fewer ranks"
+            f"{name} cannot have the columns from {start} to {stop} by themselves: {BLOCK} of them share an "
+            f"exponent; use sizes that are multiples of {BLOCK}, or fewer ranks"
         )
 
 

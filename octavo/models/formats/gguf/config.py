@@ -181,7 +181,8 @@ def _token_id(file: GGUFFile, key: str) -> int | None:
 
 
 def _rope_scaling(fields: ArchitectureFields, head_dim: int) -> dict[str, object] | None:
-    kind = fields.get("rope.scaling.type", "linear" if fields.get("rope.scale_linear") else "none")
+    has_factor = fields.get("rope.scaling.factor") or fields.get("rope.scale_linear")
+    kind = fields.get("rope.scaling.type", "linear" if has_factor else "none")
     if ROPE_FACTORS in fields.file.tensors:
         if kind != "none":
             raise UnsupportedModelError(f"{fields.where}: {ROPE_FACTORS} together with rope scaling {kind!r}")
