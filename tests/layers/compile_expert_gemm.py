@@ -10,9 +10,9 @@ import sys
 import triton.language as tl
 from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
 
-from octavo.layers.moe.hopper.gemm import NUM_WARPS
-from octavo.layers.moe.hopper.kernel import Operands, Shape, expert_gemm_kernel
-from octavo.layers.moe.hopper.tiling import ATOM, make_tiling
+from octavo.layers.moe.mxfp4_many.gemm import NUM_WARPS
+from octavo.layers.moe.mxfp4_many.kernel import Operands, Shape, expert_gemm_kernel
+from octavo.layers.moe.mxfp4_many.tiling import ATOM, make_tiling
 
 # K, rows of a tile, activation, whether there are biases.
 CASES = {

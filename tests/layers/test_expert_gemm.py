@@ -9,10 +9,10 @@ from triton_layer_cases import INTERPRETED
 
 from octavo.errors import InvalidArgumentError
 from octavo.layers.moe.choice import choose_product
-from octavo.layers.moe.hopper import tiling
-from octavo.layers.moe.hopper.tiling import (
-    ExpertTiling,
-    choose_expert_tiling,
+from octavo.layers.moe.mxfp4_many import tiling
+from octavo.layers.moe.mxfp4_many.tiling import (
+    Mxfp4ManyTiling,
+    choose_mxfp4_many_tiling,
     make_tiling,
     unsupported_reason,
 )
@@ -43,9 +43,9 @@ def test_the_kernel_spills_nothing_and_its_programs_fit_an_sm() -> None:
 
 
 def test_tilings() -> None:
-    assert [choose_expert_tiling(rows).rows for rows in (1, 128, 129, 1000)] == [64, 64, 128, 128]
-    assert make_tiling(64) == ExpertTiling(64, 2, 4, 80)
-    assert make_tiling(128) == ExpertTiling(128, 1, 5, 168)
+    assert [choose_mxfp4_many_tiling(rows).rows for rows in (1, 128, 129, 1000)] == [64, 64, 128, 128]
+    assert make_tiling(64) == Mxfp4ManyTiling(64, 2, 4, 80)
+    assert make_tiling(128) == Mxfp4ManyTiling(128, 1, 5, 168)
 
 
 def test_when_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +66,7 @@ def test_when_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_other_devices_do_without_it() -> None:
-    from octavo.layers.moe.hopper.gemm import expert_gemm
+    from octavo.layers.moe.mxfp4_many.gemm import expert_gemm
 
     with pytest.raises(InvalidArgumentError, match="the GEMM of experts cannot run: it needs a Hopper"):
         expert_gemm(ROWS, weight(), torch.zeros(1, 4, dtype=torch.int32), make_tiling(64))

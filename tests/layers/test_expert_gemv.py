@@ -10,8 +10,14 @@ from triton_layer_cases import INTERPRETED
 
 from octavo.errors import InvalidArgumentError
 from octavo.layers.moe.choice import choose_product
-from octavo.layers.moe.gemv import tiling
-from octavo.layers.moe.gemv.tiling import COLUMNS, REGISTERS, WARPS, choose_expert_tiling, unsupported_reason
+from octavo.layers.moe.mxfp4_gemv import tiling
+from octavo.layers.moe.mxfp4_gemv.tiling import (
+    COLUMNS,
+    REGISTERS,
+    WARPS,
+    choose_mxfp4_gemv_tiling,
+    unsupported_reason,
+)
 from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight, num_spans, pack_words
 from octavo.layers.moe.router import Choice
 from octavo.layers.moe.stacked import StackedExperts
@@ -50,7 +56,9 @@ def test_of_gpt_oss_gate_up_and_down_fit_an_sm_but_never_two_gate_ups() -> None:
 @pytest.mark.parametrize("size", [96, 2880, 4096])
 @pytest.mark.parametrize("num_chosen", [2, 4, 6, 8])
 def test_parts_are_whole_units(size: int, num_chosen: int) -> None:
-    gate_up, down = (choose_expert_tiling(size, num_chosen, is_gated=is_gated) for is_gated in (True, False))
+    gate_up, down = (
+        choose_mxfp4_gemv_tiling(size, num_chosen, is_gated=is_gated) for is_gated in (True, False)
+    )
     assert (gate_up.parts, gate_up.units) == (1, 2)
     assert down.parts == num_chosen // 2
     assert down.parts % down.units == 0

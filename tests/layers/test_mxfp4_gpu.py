@@ -170,7 +170,7 @@ def test_every_exponent_counts_in_the_gemv() -> None:
     packed = pack_exponents(exponents.expand(64, 8)).unsqueeze(0).expand(NUMBER, -1, -1).contiguous()
     down = Mxfp4ExpertWeight(256, weight.words, packed)
     choice = Choice(torch.tensor([[2, 1]], device="cuda").int(), torch.tensor([[1.0, 0.0]], device="cuda"))
-    from octavo.layers.moe.gemv.gemv import gemv
+    from octavo.layers.moe.mxfp4_gemv.gemv import gemv
 
     for block in range(8):
         x = torch.zeros(2, 256, device="cuda")

@@ -23,8 +23,8 @@ from octavo.layers.linear.grouped import linear as grouped
 from octavo.layers.moe import mxfp4_weight as mxfp4
 from octavo.layers.moe import weight as float8
 from octavo.layers.moe.float_gemv import tiling as float_gemv
-from octavo.layers.moe.gemv import tiling as gemv
-from octavo.layers.moe.hopper import tiling as hopper
+from octavo.layers.moe.mxfp4_gemv import tiling as mxfp4_gemv
+from octavo.layers.moe.mxfp4_many import tiling as mxfp4_many
 from octavo.layers.moe.packed_gemv import tiling as packed_gemv
 from octavo.layers.moe.tiling import AnyExpertWeight, most_few_tokens
 
@@ -89,14 +89,14 @@ def choose_product(
     """
     if deterministic:
         return "grouped"
-    if any(form.can_stream(x, weights, num_chosen) for form in (gemv, float_gemv, packed_gemv)):
+    if any(form.can_stream(x, weights, num_chosen) for form in (mxfp4_gemv, float_gemv, packed_gemv)):
         return "gemv"
     if len(x) <= min(most_few_tokens(weight) for weight in weights):
         return "few"
     if all(isinstance(weight, float8.ExpertWeight) and weight.scales is not None for weight in weights):
         return "rounded"
     if rows_per_expert > _MAX_GROUPED and all(
-        hopper.unsupported_reason(x, weight) is None for weight in weights
+        mxfp4_many.unsupported_reason(x, weight) is None for weight in weights
     ):
         return "persistent"
     return "grouped"

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from octavo.layers.moe.choice import choose_product
-from octavo.layers.moe.hopper.tiling import choose_expert_tiling
+from octavo.layers.moe.mxfp4_many.tiling import choose_mxfp4_many_tiling
 from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
 from octavo.layers.moe.packed_weight import PackedExpertWeight
 from octavo.layers.moe.router import Choice
@@ -114,14 +114,14 @@ class StackedExperts:
 
     def persistent(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Sort rows by expert, and stream the experts in MXFP4 through programs that stay."""
-        from octavo.layers.moe.hopper.gemm import expert_gemm
-        from octavo.layers.moe.hopper.sorted_rows import sort_rows
+        from octavo.layers.moe.mxfp4_many.gemm import expert_gemm
+        from octavo.layers.moe.mxfp4_many.sorted_rows import sort_rows
         from octavo.layers.moe.triton.sort import sort_pairs
 
         gate_up, down = self.gate_up, self.down
         assert isinstance(gate_up, Mxfp4ExpertWeight), "the persistent GEMM is for experts in MXFP4"
         assert isinstance(down, Mxfp4ExpertWeight), "the persistent GEMM is for experts in MXFP4"
-        tiling = choose_expert_tiling(self.rows_per_expert(choice))
+        tiling = choose_mxfp4_many_tiling(self.rows_per_expert(choice))
         by_expert = sort_pairs(choice.experts, down.shape[0], 1)
         sorted_x, tiles = sort_rows(x, by_expert, tiling.rows)
         inner = expert_gemm(sorted_x, gate_up, tiles, tiling, activation=self.activation)
@@ -164,7 +164,7 @@ def gemv_of(weight: AnyExpertWeight) -> Gemv:
     if isinstance(weight, PackedExpertWeight):
         from octavo.layers.moe.packed_gemv.gemv import gemv
     elif isinstance(weight, Mxfp4ExpertWeight):
-        from octavo.layers.moe.gemv.gemv import gemv
+        from octavo.layers.moe.mxfp4_gemv.gemv import gemv
     else:
         from octavo.layers.moe.float_gemv.gemv import gemv
     return gemv

@@ -30,7 +30,7 @@ _LEAST_STAGES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertTiling:
+class Mxfp4GemvTiling:
     """What a program has in shared memory.
 
     Attributes:
@@ -67,7 +67,7 @@ def unsupported_reason(x: Tensor, weight: AnyExpertWeight, num_chosen: int) -> s
         and num_chosen % 2 == 0
         and num_rows % 8 == 0
         and all(
-            choose_expert_tiling(size, num_chosen, is_gated=is_gated).stages >= _LEAST_STAGES
+            choose_mxfp4_gemv_tiling(size, num_chosen, is_gated=is_gated).stages >= _LEAST_STAGES
             for is_gated in (True, False)
         )
     ):
@@ -86,7 +86,7 @@ def copy_boxes(*, is_gated: bool) -> tuple[list[int], list[int]]:
 
 
 @cache
-def choose_expert_tiling(size: int, num_chosen: int, *, is_gated: bool) -> ExpertTiling:
+def choose_mxfp4_gemv_tiling(size: int, num_chosen: int, *, is_gated: bool) -> Mxfp4GemvTiling:
     """Return the tiling of gate and up, or of down.
 
     Args:
@@ -98,4 +98,4 @@ def choose_expert_tiling(size: int, num_chosen: int, *, is_gated: bool) -> Exper
     parts = 1 if is_gated else num_chosen // 2
     units = 2 if is_gated or parts % 2 == 0 else 1
     room = (_GATE_UP_BYTES if is_gated else _DOWN_BYTES) - parts * num_steps * _ROW_BYTES
-    return ExpertTiling(parts, units, room // (units * _UNIT_BYTES))
+    return Mxfp4GemvTiling(parts, units, room // (units * _UNIT_BYTES))

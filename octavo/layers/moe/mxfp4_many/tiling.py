@@ -40,7 +40,7 @@ def unsupported_reason(x: Tensor, weight: AnyExpertWeight) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertTiling:
+class Mxfp4ManyTiling:
     """How programs share the work.
 
     Attributes:
@@ -56,15 +56,15 @@ class ExpertTiling:
     registers: int
 
 
-def choose_expert_tiling(rows_per_expert: float) -> ExpertTiling:
+def choose_mxfp4_many_tiling(rows_per_expert: float) -> Mxfp4ManyTiling:
     """Return the tiling for so many rows of an expert on average."""
     return make_tiling(64 if rows_per_expert <= _MOST_OF_64 else 128)
 
 
-def make_tiling(rows: int) -> ExpertTiling:
+def make_tiling(rows: int) -> Mxfp4ManyTiling:
     """Return a tiling with so many rows of x."""
     # Sums of 128 rows take half of the registers.
     programs = 1 if rows == 128 else 2
     stages = _STAGE_BYTES // programs // (_WORD_BYTES + 2 * SPAN * rows)
     # The TMA warp counts as a third warpgroup.
-    return ExpertTiling(rows, programs, stages, 65536 // (384 * programs) // 8 * 8)
+    return Mxfp4ManyTiling(rows, programs, stages, 65536 // (384 * programs) // 8 * 8)

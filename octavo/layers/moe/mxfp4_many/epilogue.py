@@ -8,7 +8,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from octavo.layers.linear.grouped.hopper.results import half_layout, weight_rows
-from octavo.layers.moe.hopper.tiling import TILE
+from octavo.layers.moe.mxfp4_many.tiling import TILE
 from octavo.layers.triton.activation import gate_and_up
 
 _TILE = gl.constexpr(TILE)

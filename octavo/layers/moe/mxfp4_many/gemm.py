@@ -9,8 +9,8 @@ from octavo.gpu.device import num_multiprocessors
 from octavo.gpu.launch import launch, overlaps
 from octavo.gpu.rows import new_rows, readable_rows
 from octavo.layers.linear.hopper.descriptor import describe_matrix
-from octavo.layers.moe.hopper.kernel import Operands, Shape, expert_gemm_kernel
-from octavo.layers.moe.hopper.tiling import ATOM, TILE, ExpertTiling, unsupported_reason
+from octavo.layers.moe.mxfp4_many.kernel import Operands, Shape, expert_gemm_kernel
+from octavo.layers.moe.mxfp4_many.tiling import ATOM, TILE, Mxfp4ManyTiling, unsupported_reason
 from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
 
 # Two warpgroups multiply.
@@ -21,7 +21,7 @@ def expert_gemm(
     x: Tensor,
     weight: Mxfp4ExpertWeight,
     tiles: Tensor,
-    tiling: ExpertTiling,
+    tiling: Mxfp4ManyTiling,
     *,
     activation: str | None = None,
     pairs: Tensor | None = None,

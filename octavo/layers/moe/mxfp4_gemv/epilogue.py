@@ -3,7 +3,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from octavo.layers.moe.gemv.tiling import COLUMNS
+from octavo.layers.moe.mxfp4_gemv.tiling import COLUMNS
 from octavo.layers.triton.activation import gate_and_up
 
 _COLUMNS = gl.constexpr(COLUMNS)

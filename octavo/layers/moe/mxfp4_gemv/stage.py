@@ -13,8 +13,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from octavo.layers.linear.gemv.kernel import ceil_div
-from octavo.layers.moe.gemv.tiling import COLUMNS, SPAN, WARPS
 from octavo.layers.moe.mxfp4_bits import BITS
+from octavo.layers.moe.mxfp4_gemv.tiling import COLUMNS, SPAN, WARPS
 
 _WARPS = gl.constexpr(WARPS)
 _COLUMNS = gl.constexpr(COLUMNS)

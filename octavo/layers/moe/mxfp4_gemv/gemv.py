@@ -7,11 +7,11 @@ from octavo.errors import InvalidArgumentError
 from octavo.gpu.device import num_multiprocessors
 from octavo.gpu.launch import launch, overlaps
 from octavo.layers.linear.hopper.descriptor import describe_matrix
-from octavo.layers.moe.gemv.kernel import Operands, Shape, expert_gemv_kernel
-from octavo.layers.moe.gemv.tiling import (
+from octavo.layers.moe.mxfp4_gemv.kernel import Operands, Shape, expert_gemv_kernel
+from octavo.layers.moe.mxfp4_gemv.tiling import (
     REGISTERS,
     WARPS,
-    choose_expert_tiling,
+    choose_mxfp4_gemv_tiling,
     copy_boxes,
     unsupported_reason,
 )
@@ -29,7 +29,7 @@ def gemv(
         raise InvalidArgumentError(f"the GEMV of experts cannot run: {reason}")
     num_experts, _, size = weight.shape
     is_gated = activation is not None
-    tiling = choose_expert_tiling(size, num_chosen, is_gated=is_gated)
+    tiling = choose_mxfp4_gemv_tiling(size, num_chosen, is_gated=is_gated)
     shape = Shape(
         *(size, num_experts, num_chosen, tiling.parts, tiling.units, tiling.stages, activation, adds)
     )

@@ -34,8 +34,8 @@ from octavo.layers.linear.hopper.ring import (
     wait_until_free,
 )
 from octavo.layers.moe.expert_tiles import num_expert_tiles, place_tile
-from octavo.layers.moe.gemv.epilogue import finish, load_choice, load_epilogue
-from octavo.layers.moe.gemv.stage import (
+from octavo.layers.moe.mxfp4_gemv.epilogue import finish, load_choice, load_epilogue
+from octavo.layers.moe.mxfp4_gemv.stage import (
     BLOCKS,
     PRODUCT,
     SMALLER,
@@ -47,7 +47,7 @@ from octavo.layers.moe.gemv.stage import (
     load_x,
     multiply_block,
 )
-from octavo.layers.moe.gemv.tiling import COLUMNS, SPAN, WARPS
+from octavo.layers.moe.mxfp4_gemv.tiling import COLUMNS, SPAN, WARPS
 
 _WARPS = gl.constexpr(WARPS)
 _COLUMNS = gl.constexpr(COLUMNS)

@@ -8,8 +8,8 @@ moves between threads, and blocks 2 a and 2 a + 1 are the 64 columns of atom a.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from octavo.layers.moe.hopper.tiling import ATOM, TILE
 from octavo.layers.moe.mxfp4_bits import BITS
+from octavo.layers.moe.mxfp4_many.tiling import ATOM, TILE
 
 _ATOM = gl.constexpr(ATOM)
 _TILE = gl.constexpr(TILE)
