@@ -55,3 +55,12 @@ def product_of(gemm: Literal["gemv", "skinny", "hopper"]) -> Callable[..., Tenso
     else:
         from octavo.layers.linear.hopper.gemm import hopper_linear as product
     return product
+
+
+def activated(out: Tensor, activation: str | None) -> Tensor:
+    """Activate a product whose GEMM did not: by the name of a gated activation, or None."""
+    if activation is None:
+        return out
+    from octavo.layers.triton.activation import gated_activation
+
+    return gated_activation(out, activation)

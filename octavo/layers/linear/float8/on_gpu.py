@@ -21,7 +21,7 @@ from torch.nn.functional import ScalingType, scaled_mm
 from octavo.layers.linear.dequantised import DequantisedLinear
 from octavo.layers.linear.float8.tiling import Float8Path, choose_path, has_tiles, unsupported_reason
 from octavo.layers.linear.float8.weight import Float8Weight
-from octavo.layers.linear.fused import Norm, product_of
+from octavo.layers.linear.fused import Norm, activated, product_of
 from octavo.layers.linear.quantised import join_rows
 
 __all__ = ["DESCRIPTION", "Float8GpuLinear", "choose_path", "make_layer", "unsupported_reason"]
@@ -95,12 +95,7 @@ class Float8GpuLinear:
     ) -> Tensor:
         """The product of float8 rows; residual, if it was added, else a new tensor of dtype."""
         if path == "torch":
-            out = self._torch_product(rows, scales, dtype)
-            if activation is None:
-                return out
-            from octavo.layers.triton.activation import gated_activation
-
-            return gated_activation(out, activation)
+            return activated(self._torch_product(rows, scales, dtype), activation)
         if path == "many":
             from octavo.layers.linear.float8.many.gemm import many_linear as product
         elif path == "hopper":

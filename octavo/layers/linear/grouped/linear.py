@@ -21,7 +21,7 @@ from torch.nn.functional import linear
 
 from octavo.gpu.device import nvidia_generation, triton_unsupported_reason
 from octavo.layers.linear.blocks.weight import BlockWeight
-from octavo.layers.linear.fused import Norm
+from octavo.layers.linear.fused import Norm, activated
 from octavo.layers.linear.grouped.gemv.tiling import unsupported_reason as gemv_unsupported_reason
 from octavo.layers.linear.grouped.hopper.tiling import unsupported_reason as hopper_unsupported_reason
 from octavo.layers.linear.grouped.tiling import choose_grouped_gemm
@@ -71,7 +71,7 @@ class GroupedLinear:
         """See FusedLinear."""
         if len(self._parts) > 1:
             out = self(norm(hidden, delta))
-            return _activated(out, activation)
+            return activated(out, activation)
         (part,), (bias,) = self._parts, self._biases
         if hidden.shape[0] == 1 and delta is None and part.order is None:
             options = {"norm_weight": norm.weight, "eps": norm.eps, "activation": activation}
@@ -113,7 +113,7 @@ def _product(
     out = linear(x, dequantise(weight, x), bias)
     if residual is not None:
         return residual.add_(out)
-    return _activated(out, activation)
+    return activated(out, activation)
 
 
 def _few_product(num_rows: int, weight: GroupedWeight) -> Callable[..., Tensor]:
@@ -123,11 +123,3 @@ def _few_product(num_rows: int, weight: GroupedWeight) -> Callable[..., Tensor]:
     else:
         from octavo.layers.linear.grouped.few.gemm import few_linear as product
     return product
-
-
-def _activated(out: Tensor, activation: str | None) -> Tensor:
-    if activation is None:
-        return out
-    from octavo.layers.triton.activation import gated_activation
-
-    return gated_activation(out, activation)
