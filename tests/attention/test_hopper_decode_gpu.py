@@ -91,6 +91,19 @@ def test_prompts_beside():
     check(decode_case([200, 1300, 90, 0, 400, 64], [200, 1, 3, 1, 130, 1]))
 
 
+def test_nothing_is_read_for_units_that_do_not_exist(monkeypatch):
+    """Trap: programs without work took block ids from where an unused record, which is not written, says."""
+    empty = torch.empty
+
+    def negative(*shape, **options):
+        made = empty(*shape, **options)
+        return made.fill_(-1234567) if made.dtype == torch.int32 else made
+
+    monkeypatch.setattr(torch, "empty", negative)
+    check(decode_case([200, 1300, 90, 0, 400, 64], [200, 1, 3, 1, 130, 1]))
+    torch.cuda.synchronize()
+
+
 @pytest.mark.parametrize("query_lens", [[1] * 6, [4, 1, 2, 1, 3, 1]])
 @pytest.mark.parametrize("window", [1, 16, 100, 3000])
 def test_windows(window, query_lens):

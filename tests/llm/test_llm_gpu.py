@@ -57,6 +57,37 @@ def test_prompts_give_the_same_tokens_in_and_out_of_graphs(tiny: object, options
     assert rounds[1:] == rounds[:1] * 2
 
 
+def test_chunks_that_sample_nothing_are_waited_for(tiny: object) -> None:
+    """Trap: all chunks of a long prompt were launched at once, and their time was taken for the last's."""
+    llm = tiny(device="cuda", dtype="bfloat16", num_blocks=256, max_num_batched_tokens=32)  # type: ignore[operator]
+    runner, waits = llm.engine.runner, []
+    launch = runner.launch
+
+    def watched(step: object) -> object:
+        # The one before the newest has been waited for.
+        assert all(wait.done for wait in waits[:-1])
+        waits.append(Waited(launch(step)))
+        return waits[-1]
+
+    runner.launch = watched
+    llm.generate([[i % 101 for i in range(400)]], GREEDY)
+    assert len(waits) >= 400 // 32 + GREEDY.max_tokens
+    assert runner.has_finished()
+
+
+class Waited:
+    """A step's outcome, and whether it was waited for until its event had come."""
+
+    def __init__(self, wait: object) -> None:
+        self.wait, self.done = wait, False
+
+    def __call__(self) -> object:
+        outcome = self.wait.__self__  # type: ignore[attr-defined]
+        result = self.wait()  # type: ignore[operator]
+        self.done = outcome.is_copied()
+        return result
+
+
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
 @pytest.mark.parametrize(

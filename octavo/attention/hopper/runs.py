@@ -150,11 +150,13 @@ def _unit_tiles(run, unit, shape):
 
 @gluon.jit
 def _blocks(source, run, cursor, exists, shape):
-    """Load the block ids of the parts of a cursor's tile; 0 if it does not exist."""
+    """Load the block ids of the parts of a cursor's tile; 0, and nothing is read, if it does not exist."""
     k_matrix, v_matrix, places, cache = source
     record = run.units + cursor.unit * RECORD
     table = cache.table + gl.load(record).to(gl.int64) * number_of(cache.table_row)
-    sequence = Source(k_matrix, v_matrix, places, table, gl.where(exists, gl.load(record + 4), 0))
+    # Without a tile the record may be an unused one, which holds anything; no key is below this end.
+    kv_end = gl.where(exists, gl.load(record + 4), -0x80000000)
+    sequence = Source(k_matrix, v_matrix, places, table, kv_end)
     blocks = ()
     for part in gl.static_range(shape.keys // k_matrix.block_type.shape[0]):
         blocks = blocks + (block_id(sequence, cursor.tile, part, shape, shape.keys),)  # noqa: RUF005

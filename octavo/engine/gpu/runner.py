@@ -122,7 +122,10 @@ class GpuRunner:
             self.kv_cache.copy_blocks(step.block_copies)
             if self._rows.update_tables(requests):
                 self._batch = []
-            if all(item.samples and self._rows.holds(item.request, item.start) for item in step.scheduled):
+            if all(
+                item.samples and item.num_new_tokens == 1 and self._rows.holds(item.request, item.start)
+                for item in step.scheduled
+            ):
                 return self._decode(requests, [item.end for item in step.scheduled])
             self._batch = []
             return self._mixed(step.scheduled)
@@ -197,10 +200,9 @@ class GpuRunner:
         hidden = self._forward(step_input, scheduled)
         chunks = prompt_logprobs(self.decoder, scheduled, hidden)
         sampling = [item for item in scheduled if item.samples]
-        if not sampling and not chunks:
-            return lambda: StepResult({})
         requests, ends = [item.request for item in sampling], [item.end for item in sampling]
         if not requests:
+            # Waited for as any other: who plans steps counts on it, and learns how long they take.
             self._newest = Outcome([], self._buffers.outcome[:0], None, [], chunks, self._copies)
             return self._newest.wait
         rows = [request.row for request in requests]
