@@ -66,7 +66,8 @@ class KVCache:
         """Allocate an uninitialised cache; a float8 (torch.float8_e4m3fn) cache gets scales of 1.
 
         Raises:
-            InvalidArgumentError: a size is not a positive integer, or dtype is no type of floats.
+            InvalidArgumentError: a size is not a positive integer, dtype is no type of floats, or there is no
+                such device.
             OutOfMemoryError: the device cannot hold it.
         """
         sizes = {
@@ -81,6 +82,14 @@ class KVCache:
                 raise InvalidArgumentError(f"{name} must be a positive integer, got {size!r}")
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise InvalidArgumentError(f"dtype must be a torch.dtype of floats, got {dtype!r}")
+        try:
+            device = torch.device(device)
+        except RuntimeError as error:
+            raise InvalidArgumentError(
+                f"device must be one of PyTorch's, such as 'cuda'; got {device!r}"
+            ) from error
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise InvalidArgumentError(f"PyTorch finds no NVIDIA GPU here, got device {str(device)!r}")
         shape = (num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim)
         try:
             data = torch.empty(shape, dtype=dtype, device=device)

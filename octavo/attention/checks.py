@@ -21,6 +21,11 @@ _FLOAT8_INPUTS = (torch.float32, torch.bfloat16, torch.float16)
 def check_store(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> None:
     """Check the arguments of store_kv."""
     _check_cache(cache)
+    for name, tensor in (("k_cache", cache.k), ("v_cache", cache.v)):
+        if 0 in tensor.stride() and any(
+            s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True)
+        ):
+            raise InvalidArgumentError(f"{name} is expanded: its tokens share memory, so none can be written")
     for name, tensor, stored in (("k", k, cache.k), ("v", v, cache.v)):
         expected = (slot_mapping.shape[0] if slot_mapping.dim() == 1 else "T", *stored.shape[2:])
         if tuple(tensor.shape) != expected:

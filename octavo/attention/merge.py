@@ -55,5 +55,7 @@ def add_sinks(out: Tensor, lse: Tensor, sinks: Tensor | None, dtype: torch.dtype
     """
     if sinks is None:
         return out.to(dtype), lse
-    weight = torch.sigmoid(lse - sinks.to(lse.dtype)).unsqueeze(-1)
-    return (out * weight).to(dtype), torch.logaddexp(lse, sinks.to(lse.dtype).expand_as(lse))
+    sinks = sinks.to(lse.dtype).expand_as(lse)
+    # With a sink of -inf, a row without keys stays empty.
+    weight = torch.sigmoid(lse - sinks).masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1)
+    return (out * weight).to(dtype), torch.logaddexp(lse, sinks)

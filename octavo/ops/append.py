@@ -150,10 +150,12 @@ def check_append(queries: Queries, new: NewKeys, k_cache: Tensor, rotary: Rotary
     q_positions = offsets[q_row] + q_index if rotary.queries_advance else offsets[q_row]
     positions = offsets[row] + index
     _check_positions(rotary, row, positions)
-    # Queries of an empty sequence see nothing, whatever their angle.
-    is_empty = cached[q_row] < 0
-    q_positions[is_empty] = 0
-    _check_positions(rotary, q_row[~is_empty], q_positions[~is_empty])
+    # Queries of an empty sequence, and those that do not count, see nothing, whatever their angle.
+    sees_nothing = cached[q_row] < 0
+    if queries.used is not None:
+        sees_nothing |= q_index >= debug.on_host(queries.used)[q_row]
+    q_positions[sees_nothing] = 0
+    _check_positions(rotary, q_row[~sees_nothing], q_positions[~sees_nothing])
     return _Places(token, row, block, offset, positions, q_positions)
 
 

@@ -36,6 +36,8 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
     q, keys = call.queries.q, call.keys
     is_cpu = not is_on_gpu(q)
     if _is_empty(call):
+        if is_cpu or debug.is_on():
+            debug.check_call(call)
         return _nothing(call)
     if is_cpu and call.queries.used is not None:
         return _attend_used(call)
@@ -101,8 +103,17 @@ def _plain_options(scale: float, window: int | None, softcap: float, right: int 
 
 
 def _contiguous(call: Call) -> Call:
-    """Return the call with contiguous last dimensions, which kernels read; copies where they are not."""
+    """Return the call with contiguous last dimensions, which kernels read; copies where they are not.
+
+    Also of tensors that are negative by a bit of their own: kernels read the numbers in memory.
+    """
     q, keys = call.queries.q, call.keys
+    if q.is_neg() or keys.k.is_neg() or keys.v.is_neg():
+        call = call._replace(
+            queries=call.queries.replaced(q.resolve_neg()),
+            keys=keys._replace(k=keys.k.resolve_neg(), v=keys.v.resolve_neg()),
+        )
+        q, keys = call.queries.q, call.keys
     if q.stride(-1) == keys.k.stride(-1) == keys.v.stride(-1) == 1:
         return call
     keys = keys._replace(k=contiguous(keys.k), v=contiguous(keys.v))
@@ -222,7 +233,8 @@ def _even(keys: Keys) -> Keys:
 def _even_cache(cache: Tensor) -> Tensor:
     if cache.shape[3] % 2:
         return functional.pad(cache.view(torch.uint8), (0, 1)).view(FLOAT8)
-    return cache.contiguous() if any(stride % 2 for stride in cache.stride()[:3]) else cache
+    is_even = not any(number % 2 for number in (cache.storage_offset(), *cache.stride()[:3]))
+    return cache if is_even else cache.clone(memory_format=torch.contiguous_format)
 
 
 def _positive(queries: Queries, scale: float) -> tuple[Queries, float]:

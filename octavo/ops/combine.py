@@ -9,9 +9,10 @@ from octavo.ops.arguments import Window
 from octavo.ops.checks.refusals import (
     check_device,
     check_dtype,
+    check_floats,
     check_forward_only,
-    check_shape,
     check_tensor,
+    check_writable,
 )
 
 
@@ -57,8 +58,8 @@ def flash_attn_combine(
     merged, lse = merged.view(shape), lse.view(shape[:-1])
     if out is None:
         return merged.to(out_dtype or merged.dtype), lse
-    check_shape("out", out, "out_partial's without P", shape)
-    check_device("out", out, out_partial)
+    check_floats("out", out, out_partial, "out_partial's without P", shape)
+    check_writable("out", out)
     if out_dtype is not None:
         check_dtype("out", out, out_dtype)
     return out.copy_(merged), lse

@@ -87,7 +87,7 @@ def flash_attn_func(
         InvalidArgumentError: an argument does not fit the others, or is not supported.
     """
     refuse_missing(dropout_p, qv, attention_chunk)
-    check_forward_only(q, k, v, alibi_slopes, s_aux)
+    check_forward_only(q, k, v, alibi_slopes, s_aux, q_descale, k_descale, v_descale)
     options = Options(
         *(softmax_scale, *read_window(window_size, causal=causal), softcap, alibi_slopes, s_aux),
         *(q_descale, k_descale, v_descale, num_splits),

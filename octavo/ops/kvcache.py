@@ -132,7 +132,8 @@ def flash_attn_with_kvcache(
         InvalidArgumentError: an argument does not fit the others, is not supported, or (on a CPU) a length or
             a block id is out of range.
     """
-    check_forward_only(q, k_cache, v_cache, k, v, alibi_slopes, s_aux)
+    check_forward_only(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, alibi_slopes, s_aux)
+    check_forward_only(q_descale, k_descale, v_descale)
     refuse(qv=qv, attention_chunk=attention_chunk)
     if page_table is not None:
         if block_table is not None:

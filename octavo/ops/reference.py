@@ -11,7 +11,7 @@ from octavo.ops.call import Call, Keys, Scores
 def attend(call: Call) -> tuple[Tensor, Tensor]:
     """Return (out [T, H, Dv], lse [T, H] float32) of a call.
 
-    A token that sees nothing, or that does not count, gets 0 and -inf.
+    A token that sees nothing, or that does not count, gets 0 and -inf; with sinks, 0 and its sink.
     """
     keys, queries = call.keys, call.queries.ragged(call.keys.seq_lens)
     q = queries.q

@@ -78,6 +78,8 @@ def run_ragged(
     if block_table is None and bounds is not None and debug.may_read(bounds):
         debug.check_ragged_keys(bounds, lengths.seqused_k, caches[1].shape[0])
     if block_table is not None and bounds is not None:
+        if debug.may_read(bounds):
+            debug.check_paged_keys(bounds)
         # Of the cumulative lengths of paged keys only the differences count.
         used = bounds[1:] - bounds[:-1] if lengths.seqused_k is None else lengths.seqused_k
         lengths = lengths._replace(cu_seqlens_k=None, seqused_k=used)

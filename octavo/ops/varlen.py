@@ -10,6 +10,7 @@ from octavo.ops.checks.refusals import (
     check_dtype,
     check_forward_only,
     check_shape,
+    check_writable,
     refuse_missing,
 )
 from octavo.ops.given import Attended, Lengths, Options, Plan
@@ -128,7 +129,8 @@ def flash_attn_varlen_func(
         max_seqlen_k: accepted; key lengths are read on the device.
         dropout_p: must be 0.
         block_table: [B, max_blocks] int32.
-        seqused_q: [B] int32, the first queries of each sequence that count; the others get 0 and -inf.
+        seqused_q: [B] int32, the first queries of each sequence that count; the others get 0 and -inf, with
+            s_aux 0 and their sink.
         seqused_k: [B] int32, the first keys of each sequence that count.
         out: [T, H, Dv], written and returned in place of a new tensor.
         return_attn_probs: return (out, lse [H, T], None).
@@ -140,7 +142,7 @@ def flash_attn_varlen_func(
         InvalidArgumentError: an argument does not fit the others, or is not supported.
     """
     refuse_missing(dropout_p, qv, attention_chunk, q_v=q_v)
-    check_forward_only(q, k, v, alibi_slopes, s_aux, out)
+    check_forward_only(q, k, v, alibi_slopes, s_aux, q_descale, k_descale, v_descale, out)
     check_maximum("max_seqlen_k", max_seqlen_k)
     options = Options(
         *(softmax_scale, *read_window(window_size, causal=causal), softcap, alibi_slopes, s_aux),
@@ -152,6 +154,7 @@ def flash_attn_varlen_func(
         check_shape("out", out, "[T, H, Dv]", result.shape)
         check_dtype("out", out, result.dtype)
         check_device("out", out, q)
+        check_writable("out", out)
         result = out.copy_(result)
     if return_attn_probs:
         return result, shape_lse(lse, q), None

@@ -22,6 +22,13 @@ def test_dtypes_are_of_floats(dtype):
         KVCache.allocate(**SIZES, dtype=dtype)
 
 
+@pytest.mark.parametrize("device", ["gpu", "cuda:x", "cuda"])
+def test_devices_exist(device, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InvalidArgumentError, match=f"got (device )?'{device}'"):
+        KVCache.allocate(**SIZES, device=device)
+
+
 @pytest.mark.parametrize("pair", [(-1, 0), (0, -1), (4, 0), (0, 4)])
 def test_only_blocks_that_exist_are_copied(pair):
     """A negative id would be somebody else's block, and one too large would end the process on a GPU."""

@@ -155,6 +155,13 @@ def test_wrong_store_arguments_are_refused(k, slots, message):
         store_kv(k, k, case.cache, slots)
 
 
+def test_nothing_is_stored_where_tokens_share_memory():
+    case, k = make_case([20], [1]), torch.zeros(1, 2, 16)
+    cache = replace(case.cache, v=case.cache.v[:1].expand(case.cache.v.shape[0], -1, -1, -1))
+    with pytest.raises(InvalidArgumentError, match="v_cache is expanded"):
+        store_kv(k, k, cache, torch.tensor([1]))
+
+
 @pytest.mark.parametrize("impl", KERNELS)
 def test_the_room_works_alone(impl):
     """Store token by token across block edges, attend over the cache: equals dense causal attention.

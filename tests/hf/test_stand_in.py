@@ -140,6 +140,12 @@ def test_tables_of_another_shape_are_refused() -> None:
         apply_rotary_emb(torch.zeros(1, 2, 1, 16), torch.zeros(4, 9), torch.zeros(4, 9))
 
 
+@pytest.mark.parametrize("offset", [-1, 3])
+def test_positions_outside_the_tables_are_refused(offset: int) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"positions go from {offset} to {offset + 1}, .* 4 rows"):
+        apply_rotary_emb(torch.zeros(1, 2, 1, 16), *torch.zeros(2, 4, 8), seqlen_offsets=offset)
+
+
 def test_flash_attn_3_takes_its_own_order() -> None:
     q, k, v = (torch.randn(2, 5, 2, 8) for _ in range(3))
     out, lse = flash_attn_3.flash_attn_func(q, k, v, 0.5, True, return_attn_probs=True)

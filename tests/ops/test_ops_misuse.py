@@ -49,6 +49,11 @@ WRONG = [
     ({"cache_seqlens": torch.tensor([1, 2, 3])}, r"cache_seqlens must be \[B\] = \[2\]; got \[3\]"),
     ({"cache_seqlens": 2.5}, "cache_seqlens must be an int"),
     ({"cache_seqlens": torch.tensor([20, 65])}, "sequence 1 has keys from 0 to 65"),
+    ({"block_table": torch.zeros(2, 0).int()}, "sequence 0 has keys from 0 to 20, but its cache holds 0"),
+    (
+        {"k_cache": torch.zeros(0, 16, 2, 16), "v_cache": torch.zeros(0, 16, 2, 16)},
+        r"block_table\[0, 0\] is 0, but blocks go from 0 to -1",
+    ),
     ({"cache_leftpad": torch.tensor([0, -3])}, "kv_begin|sequence 1"),
     ({"block_table": torch.tensor([[0, 1, 2, 3], [4, 99, 6, 7]])}, r"block_table\[1, 1\]"),
     ({"window_size": (1, 2, 3)}, r"window_size must be \(left, right\)"),
@@ -161,12 +166,42 @@ def test_refuses_dropout_and_gradients():
             flash_attn_func(q, q, q, **{name: torch.ones(2, requires_grad=True)})
     with pytest.raises(InvalidArgumentError, match="no gradients"):
         flash_attn_combine(torch.ones(2, 3, 4, 8, requires_grad=True), torch.ones(2, 3, 4))
+    x, bounds = torch.randn(2, 2, 8).to(FLOAT8), torch.tensor([0, 2], dtype=torch.int32)
+    for name in ("q_descale", "k_descale", "v_descale"):
+        descale = {name: torch.ones(1, 2, requires_grad=True)}
+        for call in (
+            lambda given=descale: flash_attn_func(x[None], x[None], x[None], **given),
+            lambda given=descale: flash_attn_with_kvcache(x[None], x[None], x[None], **given),
+            lambda given=descale: flash_attn_varlen_func(x, x, x, bounds, bounds, **given),
+        ):
+            with pytest.raises(InvalidArgumentError, match="no gradients"):
+                call()
+
+
+def test_refuses_gradients_of_angles_before_it_writes():
+    """Trap: a cache that rotated keys were written into belonged to their graph from then on."""
+    angles = {"rotary_cos": torch.ones(99, 4), "rotary_sin": torch.ones(99, 4)}
+    for name in angles:
+        given = cached(**NEW, **angles | {name: torch.ones(99, 4, requires_grad=True)})
+        before = given["k_cache"].clone()
+        with pytest.raises(InvalidArgumentError, match="no gradients"):
+            flash_attn_with_kvcache(**given)
+        assert torch.equal(given["k_cache"], before)
+        assert not given["k_cache"].requires_grad
 
 
 def test_a_maximum_below_the_longest_query_is_refused():
     q, bounds = torch.randn(5, 2, 8), torch.tensor([0, 1, 5], dtype=torch.int32)
     with pytest.raises(InvalidArgumentError, match="max_seqlen_q is 3, but sequence 1 has 4 queries"):
         flash_attn_varlen_func(q, q, q, bounds, bounds, 3, 4)
+
+
+PAGED = {
+    "k": torch.zeros(6, 4, 2, 8),
+    "v": torch.zeros(6, 4, 2, 8),
+    "block_table": torch.arange(6).view(2, 3),
+}
+NO_KEYS = {"k": torch.zeros(0, 2, 8), "v": torch.zeros(0, 2, 8), "cu_seqlens_k": torch.zeros(3).int()}
 
 
 @pytest.mark.parametrize(
@@ -176,7 +211,18 @@ def test_a_maximum_below_the_longest_query_is_refused():
         ({"cu_seqlens_k": None}, "lengths of k are missing|k must be"),
         ({"cu_seqlens_k": torch.tensor([0, 5, 2])}, r"cu_seqlens_k must rise from 0 .*got \[0, 5, 2\]"),
         ({"cu_seqlens_k": torch.tensor([0, 2, 9])}, "at most the 5 tokens of k"),
-        ({"seqused_k": torch.tensor([3, 3])}, r"seqused_k\[0\] must be at most the 2 keys of sequence 0"),
+        ({"seqused_k": torch.tensor([3, 3])}, r"seqused_k\[0\] must be 0 to the 2 keys of sequence 0"),
+        (
+            {"seqused_k": torch.tensor([1, -2])},
+            r"seqused_k\[1\] must be 0 to the 3 keys of sequence 1; got -2",
+        ),
+        (
+            PAGED | {"cu_seqlens_k": torch.tensor([0, 5, 2])},
+            "cu_seqlens_k must not fall; sequence 1 has -3 keys by it",
+        ),
+        ({"cu_seqlens_q": torch.tensor([0, 7, 5]), **NO_KEYS}, "cu_seqlens_q must rise"),
+        ({"q": torch.empty(0, 2, 8)}, "cu_seqlens_q must rise"),
+        ({"out": torch.empty(1, 2, 8).expand(5, 2, 8)}, "out is expanded: its tokens share memory"),
         ({"max_seqlen_q": torch.tensor(3)}, "max_seqlen_q must be a number"),
         ({"out": torch.empty(5, 2, 9)}, r"out must be \[T, H, Dv\]"),
         ({"out": torch.empty(5, 2, 8).half()}, "out must be torch.float32"),
@@ -231,6 +277,10 @@ def test_combine_merges_halves_of_the_keys():
     torch.testing.assert_close(lse.transpose(1, 2), whole_lse)
     written = torch.empty(2, 3, 4, 8, dtype=torch.bfloat16)
     assert flash_attn_combine(outs, lses.transpose(2, 3), out=written)[0] is written
+    with pytest.raises(InvalidArgumentError, match="out must hold floats"):
+        flash_attn_combine(outs, lses.transpose(2, 3), out=written.int())
+    with pytest.raises(InvalidArgumentError, match="out is expanded"):
+        flash_attn_combine(outs, lses.transpose(2, 3), out=written[:1].expand(2, -1, -1, -1))
     with pytest.raises(InvalidArgumentError, match="out_partial must be"):
         flash_attn_combine(outs, lses)
     with pytest.raises(InvalidArgumentError, match=r"must hold floats; got torch\.int32"):
@@ -279,6 +329,36 @@ def test_a_row_of_negative_length_is_empty(dtype, form):
 
 def test_dense_queries_that_do_not_count():
     check_dense_used("cpu")
+
+
+def test_queries_that_do_not_count_need_no_angle():
+    """A table of 6 rows is enough for the query at position 5; the two after it do not count."""
+    angles = {"rotary_cos": torch.randn(6, 4), "rotary_sin": torch.randn(6, 4)}
+    given = cached(**NEW, **angles, cache_seqlens=torch.tensor([5, 5]), causal=True)
+    expected = flash_attn_with_kvcache(**given)
+    q = torch.cat([given["q"], torch.randn(2, 2, 4, 16)], 1)
+    got = flash_attn_with_kvcache(**given | {"q": q, "seqused_q": torch.tensor([1, 1])})
+    torch.testing.assert_close(got[:, :1], expected)
+    assert not got[:, 1:].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sink_of_minus_infinity_is_none(dtype):
+    """Also where a query sees no key: empty sequences, more queries than keys."""
+    q, caches = torch.randn(3, 4, 4, 16, dtype=dtype), torch.randn(2, 3, 16, 2, 16, dtype=dtype)
+    lens = torch.tensor([0, 2, 16], dtype=torch.int32)
+    given = {"cache_seqlens": lens, "causal": True, "return_softmax_lse": True}
+    out, lse = flash_attn_with_kvcache(q, *caches, **given, s_aux=torch.full((4,), -torch.inf))
+    expected, expected_lse = flash_attn_with_kvcache(q, *caches, **given)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(lse, expected_lse)
+
+
+def test_tensors_that_are_negative_by_a_bit_of_their_own():
+    x = torch.randn(1, 3, 2, 8)
+    negative = torch._neg_view(x)
+    for given in ((negative, x, x), (x, negative, x), (x, x, negative)):
+        assert torch.equal(flash_attn_func(*given), flash_attn_func(*(each.resolve_neg() for each in given)))
 
 
 def test_no_sequences():

@@ -177,3 +177,20 @@ def test_one_kernel_appends_any_number_of_tokens_to_any_table(monkeypatch):
                 Queries(rows, None, None, 1, 1), new, *caches, Rotary(*angles, False, lens, True)
             )
     assert len(kinds) == 1
+
+
+def test_float8_caches_are_read_in_pairs():
+    """Kernels take two numbers at a time: none may begin at an odd address, or lie an odd number apart."""
+    memory = torch.arange(2 * 3 * 2 * 8 + 64).to(torch.float8_e4m3fn)
+    odd = (
+        memory[1:97].view(2, 3, 2, 8),
+        memory.as_strided((2, 3, 2, 8), (51, 16, 8, 1)),
+        memory.as_strided((1, 3, 2, 8), (51, 16, 8, 1)),
+        memory.as_strided((2, 3, 2, 7), (42, 14, 7, 1)),
+    )
+    for cache in odd:
+        even = attend_module._even_cache(cache)
+        assert not any(number % 2 for number in (even.storage_offset(), *even.stride()[:3], even.shape[3]))
+        assert torch.equal(even[..., : cache.shape[3]].float(), cache.float())
+    plain = memory[:96].view(2, 3, 2, 8)
+    assert attend_module._even_cache(plain) is plain

@@ -69,11 +69,21 @@ def check_queries(queries: Queries, num_sequences: int) -> None:
 def check_ragged_keys(cu_seqlens_k: Tensor, seqused_k: Tensor | None, num_tokens: int) -> None:
     """Check the lengths of ragged keys, num_tokens in all; see flash_attn_varlen_func."""
     lens = np.diff(bounds_on_host("cu_seqlens_k", cu_seqlens_k, num_tokens, "k"))
-    if seqused_k is not None and (bad := on_host(seqused_k) > lens).any():
+    used = lens if seqused_k is None else on_host(seqused_k)
+    bad = (used < 0) | (used > lens)
+    if bad.any():
         s = int(bad.argmax())
         raise InvalidArgumentError(
-            f"seqused_k[{s}] must be at most the {lens[s]} keys of sequence {s}; got {int(seqused_k[s])}"
+            f"seqused_k[{s}] must be 0 to the {lens[s]} keys of sequence {s}; got {used[s]}"
         )
+
+
+def check_paged_keys(cu_seqlens_k: Tensor) -> None:
+    """Check cumulative lengths of paged keys, of which only the differences count."""
+    lens = np.diff(on_host(cu_seqlens_k))
+    if lens.min(initial=0) < 0:
+        s = int(lens.argmin())
+        raise InvalidArgumentError(f"cu_seqlens_k must not fall; sequence {s} has {lens[s]} keys by it")
 
 
 def bounds_on_host(name: str, cu_seqlens: Tensor, num_tokens: int, of: str) -> np.ndarray:

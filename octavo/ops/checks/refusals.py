@@ -106,7 +106,13 @@ def check_floats(name: str, tensor: Tensor, q: Tensor, layout: str, shape: Seque
     check_shape(name, tensor, layout, shape)
     check_device(name, tensor, q)
     if not tensor.is_floating_point():
-        raise InvalidArgumentError(f"{name} must be float32; got {tensor.dtype}")
+        raise InvalidArgumentError(f"{name} must hold floats; got {tensor.dtype}")
+
+
+def check_writable(name: str, tensor: Tensor) -> None:
+    """Check that each number of a tensor, in which results are written, has memory of its own."""
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        raise InvalidArgumentError(f"{name} is expanded: its tokens share memory, so none can be written")
 
 
 def refuse(**given: object) -> None:

@@ -18,6 +18,7 @@ from octavo.ops.checks.refusals import (
     check_queries,
     check_shape,
     check_tensor,
+    check_writable,
 )
 from octavo.ops.checks.signature import once
 from octavo.ops.given import Caches, Lengths, News, Options, Places
@@ -133,10 +134,7 @@ def _check_new(caches: Caches, num_sequences: int, news: News) -> None:
     check_shape("k", k, layout, [*lead, *k_cache.shape[2:]])
     check_shape("v", v, layout, [*k.shape[:-2], *v_cache.shape[2:]])
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        if any(stride == 0 and size > 1 for stride, size in zip(cache.stride(), cache.shape, strict=True)):
-            raise InvalidArgumentError(
-                f"{name} is expanded: its tokens share memory, so none can be appended"
-            )
+        check_writable(name, cache)
     for name, tensor in (("k", k), ("v", v)):
         check_device(name, tensor, q)
         check_dtype(name, tensor, k.dtype if k_cache.dtype == FLOAT8 else k_cache.dtype)
