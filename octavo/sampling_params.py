@@ -47,7 +47,7 @@ class StructuredOutput:
     def __post_init__(self) -> None:
         if not isinstance(self.json_object, bool):
             raise StructuredOutputError(f"json_object must be True or False, got {self.json_object!r}")
-        given = [name for name in _KINDS if getattr(self, name) not in (None, False)]
+        given = [name for name in _KINDS if self._is_given(name)]
         if len(given) != 1:
             raise StructuredOutputError(
                 f"structured output needs exactly one of {', '.join(_KINDS)}, got {given or 'none'}"
@@ -63,7 +63,12 @@ class StructuredOutput:
     @property
     def kind(self) -> str:
         """The name of the field that is set."""
-        return next(name for name in _KINDS if getattr(self, name) not in (None, False))
+        return next(name for name in _KINDS if self._is_given(name))
+
+    def _is_given(self, name: str) -> bool:
+        # A schema may be false: nothing is valid.
+        value = getattr(self, name)
+        return value is not None and (value is not False or name == "json_schema")
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, object]) -> "StructuredOutput":
@@ -98,7 +103,9 @@ def _schema_text(schema: object) -> str:
 
 
 def _checked_choice(choice: object) -> tuple[str, ...]:
-    choices = _listed("choice", choice, "strings")
+    if isinstance(choice, str | bytes | Mapping) or not isinstance(choice, Iterable):
+        raise StructuredOutputError(f"choice must be a list of strings, got {choice!r}")
+    choices = tuple(choice)
     if not 1 <= len(choices) <= MAX_CHOICES:
         raise StructuredOutputError(f"choice must hold 1 to {MAX_CHOICES} strings, got {len(choices)}")
     for text in choices:

@@ -6,6 +6,10 @@ outputs are the truth, and everything else can be made from them again:
     in doubt = True      blocks, queues, device rows change; a token counts once it is in its output
     in doubt = False     only when all of that is done
 
+An `Exception` that a handler of signals raises in a step cannot be told from an error of that step: its
+requests fail with an EngineError, whose cause it is. One that derives from BaseException alone, as
+KeyboardInterrupt does, ends the call that it interrupts, and nothing else.
+
 The next call that finds the engine in doubt starts it over: every block is free, no prefix is cached, and
 each unfinished request computes the tokens of its output again. Nothing that a broken step left is ever read.
 """

@@ -161,7 +161,7 @@ class OutputProcessor:
         text = ""
         if not ended_by_token or request.params.include_stop_str_in_output:
             text = completion.decoder.push([token_id])
-        if completion.stop_checker and request.num_output_tokens > request.params.min_tokens:
+        if completion.stop_checker:
             text = self._check_stop(completion, text)
         if request.finish_reason is not None:
             text += self._flush(completion)
@@ -169,9 +169,11 @@ class OutputProcessor:
 
     def _check_stop(self, completion: _Completion, text: str) -> str:
         assert completion.stop_checker is not None
-        text, hit = completion.stop_checker.feed(text)
+        request = completion.request
+        may_stop = request.num_output_tokens >= request.params.min_tokens
+        text, hit = completion.stop_checker.feed(text, may_stop=may_stop)
         if hit is not None:
-            completion.request.finish("stop", stop_reason=hit)
+            request.finish("stop", stop_reason=hit)
             completion.decoder = None
         return text
 
@@ -180,14 +182,10 @@ class OutputProcessor:
         if completion.decoder is None:
             return ""
         text = completion.decoder.finish()
+        if completion.stop_checker is not None:
+            text = self._check_stop(completion, text) + completion.stop_checker.flush()
         completion.decoder = None
-        if completion.stop_checker is None:
-            return text
-        text, hit = completion.stop_checker.feed(text)
-        if hit is not None:
-            completion.request.finish("stop", stop_reason=hit)
-            return text
-        return text + completion.stop_checker.flush()
+        return text
 
     def _finish(self, completion: _Completion) -> None:
         """Write a completion's outcome; the whole output ends with the last completion."""

@@ -84,7 +84,8 @@ class PromptReader:
         """
         token_ids = prompt if isinstance(prompt, TokenIds) else self._read(_unwrap(prompt))
         if not token_ids.listed:
-            raise PromptError(f"a prompt must hold at least one token, got {prompt!r}")
+            text = self.text_of(prompt)
+            raise PromptError(f"a prompt must hold at least one token, got {[] if text is None else text!r}")
         self._check_length(len(token_ids.listed))
         return token_ids
 

@@ -24,16 +24,21 @@ class StopChecker:
         self._held = ""
         self._stopped = False
 
-    def feed(self, text: str) -> tuple[str, str | None]:
+    def feed(self, text: str, *, may_stop: bool = True) -> tuple[str, str | None]:
         """Take the next piece of text, possibly empty.
+
+        Args:
+            text: the piece.
+            may_stop: a stop string may end in it; else it passes like other text. Wherever one begins.
 
         Returns:
             The text that is safe to show, and the stop string that was found or None. After a stop string,
             the rest of the text is dropped and nothing more may be fed.
         """
         assert not self._stopped, "no text follows a stop string"
+        num_held = len(self._held)
         text = self._held + text
-        hit = self._first_hit(text)
+        hit = self._first_hit(text, num_held) if may_stop else None
         if hit is None:
             safe = self._safe_length(text)
             self._held = text[safe:]
@@ -47,10 +52,11 @@ class StopChecker:
         held, self._held = self._held, ""
         return held
 
-    def _first_hit(self, text: str) -> tuple[int, str] | None:
-        """Return the end of the stop string that ends first, and that string."""
-        found = [(text.find(stop) + len(stop), stop) for stop in self._stop_strings if stop in text]
-        return min(found, key=lambda hit: (hit[0], -len(hit[1])), default=None)
+    def _first_hit(self, text: str, begin: int) -> tuple[int, str] | None:
+        """Return the end of the stop string that ends first behind `begin`, and that string."""
+        found = [(text.find(stop, max(0, begin - len(stop) + 1)), stop) for stop in self._stop_strings]
+        hits = [(at + len(stop), stop) for at, stop in found if at >= 0]
+        return min(hits, key=lambda hit: (hit[0], -len(hit[1])), default=None)
 
     def _safe_length(self, text: str) -> int:
         """Return the length of the text before the longest ending that may begin a stop string."""

@@ -136,8 +136,10 @@ def test_a_step_that_fails_ends_only_its_requests(tiny: MakeLLM, monkeypatch: py
         raise RuntimeError("device fell off")
 
     monkeypatch.setattr(type(decoder), "forward", broken)
-    with pytest.raises(EngineError, match="device fell off"):
+    with pytest.raises(EngineError, match="device fell off") as caught:
         llm.generate(PROMPTS, GREEDY)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert caught.value.__cause__.__traceback__ is None
     assert_drained(llm)
     assert len(ids(llm.generate(PROMPTS, GREEDY))) == 4
 

@@ -11,6 +11,7 @@ from llm_helpers import assert_drained
 from structured_cases import KINDS, SCHEMA, fits, is_valid, params_of
 
 from octavo import LLM, SamplingParams, StructuredOutput
+from octavo.errors import StructuredOutputError
 
 # More with FUZZ_SCHEMAS=1000.
 NUM_SCHEMAS = int(os.environ.get("FUZZ_SCHEMAS", "20"))
@@ -24,6 +25,40 @@ def test_a_random_model_writes_what_was_asked_for(random_model: LLM, kind: str) 
     assert all(fits(KINDS[kind], completion.text) for completion in output.outputs)
     assert len({completion.text for completion in output.outputs}) > 1
     assert_drained(random_model)
+
+
+def test_a_stop_string_may_begin_before_min_tokens(random_model: LLM) -> None:
+    """Trap: it was never found then. It ends the output if it ends with token min_tokens, or later."""
+    structured = StructuredOutput(regex="xxabcdefgh")
+
+    def completion(min_tokens: int, stop: list[str]) -> tuple[str, int]:
+        params = SamplingParams(
+            temperature=0, max_tokens=20, min_tokens=min_tokens, stop=stop, structured=structured
+        )
+        output = random_model.generate([5, 8], params)[0].outputs[0]
+        return output.text, len(output.token_ids)
+
+    whole, num_tokens = completion(0, [])
+    stopped, ends_at = completion(0, ["bcd"])
+    assert (whole, stopped) == ("xxabcdefgh", "xxa")
+    assert 1 < ends_at < num_tokens
+    for min_tokens in range(num_tokens + 1):
+        expected = (stopped, ends_at) if min_tokens <= ends_at else (whole, num_tokens)
+        assert completion(min_tokens, ["bcd"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"choice": "abc"}, "choice must be a list of strings, got 'abc'"),
+        ({"choice": 5}, "choice must be a list of strings, got 5"),
+        ({"json_schema": False}, "false allows no value"),
+        ({"json_object": False}, "exactly one of"),
+    ],
+)
+def test_what_is_no_structure_is_refused(random_model: LLM, fields: dict, message: str) -> None:
+    with pytest.raises(StructuredOutputError, match=message):
+        random_model.generate([5, 8], SamplingParams(structured=StructuredOutput(**fields)))
 
 
 def test_any_object_is_an_object(random_model: LLM) -> None:

@@ -1,6 +1,7 @@
 """Events on their way to a client: in order, held while it does not read, never lost or doubled."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from event_stream_helpers import Client, Prompts, answering, run, settle
@@ -46,6 +47,30 @@ def test_what_comes_while_a_client_does_not_read_is_one_event_later() -> None:
         assert "".join(text[2:] for text in texts if text[0] == "0") == "abcdef!"
         assert "".join(text[2:] for text in texts if text[0] == "1") == "ABCDEF!"
         assert len(texts) <= 8
+
+    run(test)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_client_may_leave_once_it_has_everything(*, waits: bool) -> None:
+    """Trap: a client that was faster than the last turn of the event loop was counted as one that left."""
+
+    class Leaver(Client):
+        async def send(self, message: Any) -> None:
+            if waits:
+                await asyncio.sleep(0)
+            await super().send(message)
+            if not message.get("more_body", True):
+                self.is_gone.set()
+
+    async def test() -> None:
+        prompts, client = Prompts(1), Leaver()
+        async with answering(prompts, client) as answer:
+            prompts.write(0, "a", ends=True)
+            await settle()
+        assert b"".join(client.bodies) == b"begin 0:a finish last"
+        # It would raise that the client has gone.
+        answer.result()
 
     run(test)
 

@@ -184,9 +184,12 @@ class Steps:
         Nothing that the step computed can be trusted, nor what steps launched after it may have read.
         """
         logger.error("a step with %d requests failed", len(step.scheduled), exc_info=error)
-        failure = (
-            error if isinstance(error, OctavoError) else EngineError(f"the model step failed: {error!r}")
-        )
+        if isinstance(error, OctavoError):
+            failure = error
+        else:
+            failure = EngineError(f"the model step failed: {error!r}")
+            # Without its frames, which hold the step's tensors.
+            failure.__cause__ = error.with_traceback(None)
         for item in step.scheduled:
             if not item.request.is_finished:
                 item.request.fail(failure)

@@ -170,6 +170,9 @@ class EventStream(Response):
 
     async def _write(self, events: bytes, more: bool) -> None:
         await self._send({"type": "http.response.body", "body": events, "more_body": more})
+        if not more:
+            # A client that has everything may leave.
+            self._presence.close()
 
     def _go_on(self, sent: asyncio.Task[None]) -> None:
         """Send what has come while the client read."""

@@ -142,6 +142,8 @@ class _Family:
             EngineDeadError: replicas died too often.
         """
         if member == _FRONT:
+            if code and not self._is_leaving:
+                print(f"octavo: error: the front of the replicas ended with code {code}", file=sys.stderr)
             sys.exit(code)
         if self._is_leaving:
             return False
