@@ -21,11 +21,8 @@ _FLOAT8_INPUTS = (torch.float32, torch.bfloat16, torch.float16)
 def check_store(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> None:
     """Check the arguments of store_kv."""
     _check_cache(cache)
-    for name, tensor in (("k_cache", cache.k), ("v_cache", cache.v)):
-        if 0 in tensor.stride() and any(
-            s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True)
-        ):
-            raise InvalidArgumentError(f"{name} is expanded: its tokens share memory, so none can be written")
+    check_writable("k_cache", cache.k)
+    check_writable("v_cache", cache.v)
     for name, tensor, stored in (("k", k, cache.k), ("v", v, cache.v)):
         expected = (slot_mapping.shape[0] if slot_mapping.dim() == 1 else "T", *stored.shape[2:])
         if tuple(tensor.shape) != expected:
@@ -42,6 +39,12 @@ def check_store(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -
     if slot_mapping.dtype not in (torch.int32, torch.int64):
         raise InvalidArgumentError(f"slot_mapping must be int32 or int64; got {slot_mapping.dtype}")
     _check_device("slot_mapping", slot_mapping, cache.k)
+
+
+def check_writable(name: str, tensor: Tensor) -> None:
+    """Check that each number of a tensor, in which results are written, has memory of its own."""
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        raise InvalidArgumentError(f"{name} is expanded: its tokens share memory, so none can be written")
 
 
 def check_attention(q: Tensor, cache: LayerCache, metadata: AttentionMetadata, options: ScoreOptions) -> None:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention import merge
+from octavo.attention.checks import check_writable
 from octavo.errors import InvalidArgumentError
 from octavo.ops.arguments import Window
 from octavo.ops.checks.refusals import (
@@ -12,7 +13,6 @@ from octavo.ops.checks.refusals import (
     check_floats,
     check_forward_only,
     check_tensor,
-    check_writable,
 )
 
 

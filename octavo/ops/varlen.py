@@ -4,13 +4,13 @@ from typing import Any, Literal, overload
 
 from torch import Tensor
 
+from octavo.attention.checks import check_writable
 from octavo.ops.arguments import Window, check_maximum, read_window
 from octavo.ops.checks.refusals import (
     check_device,
     check_dtype,
     check_forward_only,
     check_shape,
-    check_writable,
     refuse_missing,
 )
 from octavo.ops.given import Attended, Lengths, Options, Plan

@@ -109,12 +109,6 @@ def check_floats(name: str, tensor: Tensor, q: Tensor, layout: str, shape: Seque
         raise InvalidArgumentError(f"{name} must hold floats; got {tensor.dtype}")
 
 
-def check_writable(name: str, tensor: Tensor) -> None:
-    """Check that each number of a tensor, in which results are written, has memory of its own."""
-    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
-        raise InvalidArgumentError(f"{name} is expanded: its tokens share memory, so none can be written")
-
-
 def refuse(**given: object) -> None:
     """Raise for the first argument that was given although Octavo does not have it; None and 0 pass."""
     for name, value in given.items():

@@ -5,7 +5,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from octavo.attention.checks import check_num_splits
+from octavo.attention.checks import check_num_splits, check_writable
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.options import ScoreOptions
 from octavo.errors import InvalidArgumentError
@@ -18,7 +18,6 @@ from octavo.ops.checks.refusals import (
     check_queries,
     check_shape,
     check_tensor,
-    check_writable,
 )
 from octavo.ops.checks.signature import once
 from octavo.ops.given import Caches, Lengths, News, Options, Places
