@@ -267,10 +267,12 @@ def packed_experts(
 def serve(model: str, peer: str, bandwidth: float, flops: float) -> list[dict[str, object]]:
     """Generate by an engine with random int4 weights, and print tokens per second."""
     names = ["single", "mid"]
-    vllm = None
+    vllm, its_weights = None, None
     if peer == "vllm":
         settings = {"model": model, "fields": {"quantization_config": GPTQ}, "workloads": names, "runs": 2}
         vllm = measure_in_child("offline", settings, limit_s=300)
+        # What vLLM made of the quantization_config.
+        its_weights = vllm["weights"]
     with (
         patch("octavo.models.builder.make_linear", packed_layer),
         patch("octavo.models.builder.read_stacked", packed_experts),
@@ -286,7 +288,8 @@ def serve(model: str, peer: str, bandwidth: float, flops: float) -> list[dict[st
             f"{model} {name}: best {rate:,.1f} (first {first:,.1f}) {workload.unit}, {share:.0%} of the bound"
         )
         beside = None if vllm is None else vllm["results"][name]
-        results.append({"model": model, "workload": name, **figures, "bound_s": bound, "vllm": beside})
+        both = {"vllm": beside, "vllm_weights": its_weights}
+        results.append({"model": model, "workload": name, **figures, "bound_s": bound, **both})
     del llm
     free_memory()
     return results
@@ -303,10 +306,12 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.engine and not set(arguments.models) <= set(MODELS):
         parser.error("models with experts are for --engine; gpu_moe.py --form packed times their layers")
+    found: dict[str, object] = {}
     if arguments.sweep:
         results = sweep(arguments.models, arguments.rows)
     elif arguments.engine:
         rates = copy_bandwidth(), matrix_flops()
+        found = {"copy_bytes_per_s": rates[0], "matrix_flops": rates[1]}
         free_memory()
         results = [result for model in arguments.models for result in serve(model, arguments.peer, *rates)]
     else:
@@ -318,7 +323,7 @@ def main() -> None:
             for result in compare(model, num_rows, arguments.kinds)
         ]
         print(table(list(results[0]), [list(result.values()) for result in results]))
-    publish("gpu_int4-engine" if arguments.engine else "gpu_int4", {"results": results}, arguments)
+    publish("gpu_int4-engine" if arguments.engine else "gpu_int4", {**found, "results": results}, arguments)
 
 
 if __name__ == "__main__":
