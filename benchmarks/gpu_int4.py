@@ -267,12 +267,10 @@ def packed_experts(
 def serve(model: str, peer: str, bandwidth: float, flops: float) -> list[dict[str, object]]:
     """Generate by an engine with random int4 weights, and print tokens per second."""
     names = ["single", "mid"]
-    vllm, its_weights = None, None
+    vllm = None
     if peer == "vllm":
         settings = {"model": model, "fields": {"quantization_config": GPTQ}, "workloads": names, "runs": 2}
         vllm = measure_in_child("offline", settings, limit_s=300)
-        # What vLLM made of the quantization_config.
-        its_weights = vllm["weights"]
     with (
         patch("octavo.models.builder.make_linear", packed_layer),
         patch("octavo.models.builder.read_stacked", packed_experts),
@@ -287,9 +285,9 @@ def serve(model: str, peer: str, bandwidth: float, flops: float) -> list[dict[st
         print(
             f"{model} {name}: best {rate:,.1f} (first {first:,.1f}) {workload.unit}, {share:.0%} of the bound"
         )
-        beside = None if vllm is None else vllm["results"][name]
-        both = {"vllm": beside, "vllm_weights": its_weights}
-        results.append({"model": model, "workload": name, **figures, "bound_s": bound, **both})
+        # With what vLLM made of the quantization_config.
+        beside = None if vllm is None else {"weights": vllm["weights"], **vllm["results"][name]}
+        results.append({"model": model, "workload": name, **figures, "bound_s": bound, "vllm": beside})
     del llm
     free_memory()
     return results

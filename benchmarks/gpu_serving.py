@@ -1,10 +1,10 @@
 """Serving workloads on one NVIDIA GPU: random weights in the shapes of Qwen3 and gpt-oss, temperature 0.6.
 
 Prints tokens per second, or time to first token, beside the physical bound (support/gpu_bound.py: of GEMMs
-the longer of bytes at the measured copy rate and operations at the measured matrix rate), beside Hugging Face transformers,
-which runs first in the same process, or vLLM, which runs before in a process of its own. Without --peer vllm
-the figures of vLLM are those recorded on another H200. Every engine runs a workload --runs times; the table
-quotes the best run, with the first one in brackets. The last line is JSON.
+the longer of bytes at the measured copy rate and operations at the measured matrix rate), beside Hugging Face
+transformers, which runs first in the same process, or vLLM, which runs before in a process of its own.
+Without --peer vllm the figures of vLLM are those recorded on another H200. Every engine runs a workload
+--runs times; the table quotes the best run, with the first one in brackets. The last line is JSON.
 
     python benchmarks/gpu_serving.py [--model 0.6b] [--workloads nano,mid,single,ttft8k] [--sharing both]
                                       [--peer vllm] [--peer-limit 60] [--startup] [--kv-cache-dtype fp8]
