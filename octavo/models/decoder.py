@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, KVCache
+from octavo.errors import InvalidArgumentError
 from octavo.layers import (
     AttentionLayer,
     AttentionStep,
@@ -124,8 +125,13 @@ class Decoder:
 
         Returns:
             [T, hidden] for compute_logits: the residual stream after the last layer.
+
+        Raises:
+            InvalidArgumentError: (on a CPU) the arguments do not fit each other or the network.
         """
         hidden = self.embed_tokens(input_ids)
+        if not hidden.is_cuda:
+            self._check_step(input_ids, kv_cache, metadata)
         step = make_step(
             kv_cache,
             metadata,
@@ -145,6 +151,19 @@ class Decoder:
             return hidden
         # A norm of the output has summed it over ranks.
         return hidden.add_(delta if self.config.has_post_norms else self.parallel.all_reduce(delta))
+
+    def _check_step(self, input_ids: Tensor, kv_cache: KVCache, metadata: AttentionMetadata) -> None:
+        """Check what C takes for granted."""
+        num_tokens, num_positions = input_ids.shape[0], metadata.positions.shape[0]
+        if num_tokens != num_positions:
+            raise InvalidArgumentError(f"got {num_tokens} input_ids for {num_positions} positions")
+        num_layers, _, _, num_kv_heads, _, head_dim = kv_cache.data.shape
+        found, needed = (num_kv_heads, head_dim), (self.num_kv_heads, self.config.head_dim)
+        if num_layers < len(self.layers) or found != needed:
+            raise InvalidArgumentError(
+                f"the KV cache is of {num_layers} layers with {found[0]} kv heads x {found[1]}, the network "
+                f"of {len(self.layers)} with {needed[0]} x {needed[1]}"
+            )
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return [R, vocab size] logits of [R, hidden] rows of forward's result; dtype: see LMHead."""

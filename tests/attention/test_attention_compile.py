@@ -153,6 +153,14 @@ def test_a_relative_cache_home_is_ignored(monkeypatch):
     assert cache_folder() == Path("/home/somebody/.cache/octavo")
 
 
+def test_a_compiler_may_have_arguments(cache_home, monkeypatch):
+    monkeypatch.setenv("CC", f"env {os.environ.get('CC', 'cc')} -pipe")
+    load_library()
+    monkeypatch.setenv("CC", "")
+    load_library()
+    assert len(os.listdir(cache_home)) == 2
+
+
 def test_a_failed_compilation_shows_the_compiler_message(cache_home, monkeypatch):
     monkeypatch.setenv("CC", "false")
     with pytest.raises(KernelUnavailableError, match="the C compiler failed: false"):

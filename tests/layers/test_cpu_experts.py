@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from octavo.layers.clamped_swiglu import NAME as CLAMPED
+from octavo.layers.cpu.layers import compiled_layers
 from octavo.layers.cpu.library import compile_failure
 from octavo.layers.linear.blocks.linear import make_layer
 from octavo.layers.linear.blocks.weight import BlockWeight
@@ -61,6 +62,18 @@ def test_the_same_as_layers_one_by_one(
     added = residual.clone()
     assert experts(x, choice, added) is added
     torch.testing.assert_close(added, residual + expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_sums_are_float32_whatever_the_default_dtype(dtype: torch.dtype) -> None:
+    """Trap: in a buffer of 16-bit numbers C wrote beyond its end."""
+    experts, x, choice = make_experts(), rows(40), make_choice(40, 3)
+    expected = experts(x, choice)
+    torch.set_default_dtype(dtype)
+    try:
+        assert torch.equal(experts(x, choice), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_no_bit_of_a_token_depends_on_the_others_or_on_threads() -> None:
@@ -131,3 +144,13 @@ def test_other_layers_and_activations_run_one_by_one() -> None:
     assert experts(rows(2), make_choice(2, 2)).shape == (2, HIDDEN)
     plain = [PlainLinear(torch.randn(2 * INNER, HIDDEN), None) for _ in range(NUMBER)]
     assert ListedExperts(plain, make_experts().down, "silu")._compiled is None
+
+
+@pytest.mark.parametrize("gate", [-87.5, -1e3, -1e36, -3e38, -math.inf, math.inf, math.nan])
+def test_silu_of_huge_gates_is_torchs_in_every_column(gate: float) -> None:
+    """37 columns: whole vectors, and the rest one by one."""
+    gate_up = torch.cat((torch.full((2, 37), gate), torch.rand(2, 37) + 0.5), 1)
+    expected = torch.nn.functional.silu(gate_up[:, :37]) * gate_up[:, 37:]
+    torch.testing.assert_close(
+        compiled_layers().silu_and_multiply(gate_up), expected, rtol=1e-5, atol=1e-30, equal_nan=True
+    )

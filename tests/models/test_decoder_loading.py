@@ -13,8 +13,10 @@ from decoder_harness import (
     run_chunked,
 )
 
-from octavo.errors import ConfigError, WeightsError
+from octavo.attention import AttentionMetadata, KVCache
+from octavo.errors import ConfigError, InvalidArgumentError, WeightsError
 from octavo.models import ModelConfig, builder, parameter_shapes
+from octavo.models.one_thread import one_thread
 
 TINY: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -73,6 +75,50 @@ def test_harmless_extras_are_ignored() -> None:
     weights.tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
     weights.tensors["model.rotary_emb.inv_freq"] = torch.ones(4)
     assert logits_of(config_of(), weights)["a"].equal(expected["a"])
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_layers": 1}, "the KV cache is of 1 layers with"),
+        ({"num_kv_heads": 3}, "3 kv heads x 8, the network of 2 with"),
+        ({"head_dim": 16}, "kv heads x 16, the network of 2 with"),
+        ({}, "got 2 input_ids for 3 positions"),
+    ],
+)
+def test_a_step_that_does_not_fit_the_network_is_refused(
+    change: dict[str, int], message: str, quantization: str
+) -> None:
+    """Trap: C would read and write beyond the cache, or the rows of the step."""
+    config = config_of()
+    decoder = make_decoder(config, random_weights(config), quantization=quantization)
+    sizes = {"num_layers": 2, "num_kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
+    cache = KVCache.allocate(num_blocks=4, block_size=4, **sizes | change)
+    step = AttentionMetadata(
+        cu_seqlens_q=torch.tensor([0, 3], dtype=torch.int32),
+        seq_lens=torch.tensor([3], dtype=torch.int32),
+        positions=torch.arange(3, dtype=torch.int32),
+        slot_mapping=torch.arange(3),
+        block_table=torch.zeros(1, 1, dtype=torch.int32),
+        max_query_len=3,
+        max_seq_len=3,
+    )
+    input_ids = torch.arange(3 if change else 2)
+    with pytest.raises(InvalidArgumentError, match=message), torch.inference_mode():
+        decoder.forward(input_ids, cache, step)
+
+
+def test_loads_that_overlap_leave_the_number_of_threads() -> None:
+    """Trap: the second one took the first one's single thread for what was there before."""
+    before = torch.get_num_threads()
+    first, second = one_thread(), one_thread()
+    first.__enter__()
+    second.__enter__()
+    assert torch.get_num_threads() == 1
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    assert torch.get_num_threads() == before
 
 
 def test_progress_counts_every_tensor_once() -> None:

@@ -4,6 +4,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import stat
 import subprocess
 import tempfile
@@ -67,7 +68,8 @@ def load_library(library: Library = ATTENTION) -> ctypes.CDLL:
         KernelUnavailableError: there is no compiler, it failed, or the cache folder is not safe.
     """
     folder = _safe_folder(cache_folder())
-    compiler = os.environ.get("CC", "cc")
+    # It may have arguments, as "ccache gcc" has.
+    compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
     path = folder / f"{library.name}-{_fingerprint(compiler, library)}.so"
     try:
         if not path.exists():
@@ -129,7 +131,7 @@ def _machine_flag() -> str:
     return "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 
 
-def _fingerprint(compiler: str, library: Library) -> str:
+def _fingerprint(compiler: list[str], library: Library) -> str:
     """Hash the sources, the flags, the OpenMP runtime and the CPU.
 
     So machines that share a home folder do not load code compiled for another CPU.
@@ -141,7 +143,7 @@ def _fingerprint(compiler: str, library: Library) -> str:
     return digest.hexdigest()
 
 
-def _describe_cpu(compiler: str) -> str:
+def _describe_cpu(compiler: list[str]) -> str:
     """Describe this machine's CPU, for which code is compiled.
 
     Linux knows it, so that a machine without a compiler can load what was compiled before. Elsewhere the
@@ -153,10 +155,10 @@ def _describe_cpu(compiler: str) -> str:
             facts = [line for line in first if line.partition(":")[0].strip() in _CPU_FACTS]
     except OSError:
         facts = []
-    return "".join(facts) or _run([compiler, *FLAGS, _machine_flag(), "-dM", "-E", "-x", "c", os.devnull])
+    return "".join(facts) or _run([*compiler, *FLAGS, _machine_flag(), "-dM", "-E", "-x", "c", os.devnull])
 
 
-def _compile(compiler: str, library: Library, path: Path) -> None:
+def _compile(compiler: list[str], library: Library, path: Path) -> None:
     """Compile and link in a temporary folder, then rename, so that no process sees an unfinished library."""
     runtime = openmp_library()
     with tempfile.TemporaryDirectory(dir=path.parent) as work:
@@ -164,7 +166,7 @@ def _compile(compiler: str, library: Library, path: Path) -> None:
         objects = [str(Path(work) / f"{source.name}.o") for source in library.sources]
         flags = [*FLAGS, _machine_flag(), "-c"]
         commands = [
-            [compiler, *flags, str(source), "-o", target]
+            [*compiler, *flags, str(source), "-o", target]
             for source, target in zip(library.sources, objects, strict=True)
         ]
         # Somebody waits for it.
@@ -172,7 +174,7 @@ def _compile(compiler: str, library: Library, path: Path) -> None:
             list(pool.map(_run, commands))
         # Linking with -fopenmp would add the system's runtime.
         openmp = "-fopenmp" if runtime is None else str(runtime)
-        _run([compiler, "-shared", *objects, openmp, "-lm", "-o", str(linked)])
+        _run([*compiler, "-shared", *objects, openmp, "-lm", "-o", str(linked)])
         linked.chmod(0o700)
         linked.replace(path)
 

@@ -24,6 +24,7 @@
 #pragma GCC optimize("no-schedule-insns2")
 #endif
 
+#include <float.h>
 #include <stdlib.h>
 
 #include "../../attention/cpu/vector.c"

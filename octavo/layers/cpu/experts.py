@@ -70,7 +70,7 @@ class CompiledExperts:
         Raises:
             OutOfMemoryError: there is none for the rows of all pairs.
         """
-        out = torch.empty(x.shape[0], self._hidden) if residual is None else residual
+        out = torch.empty(x.shape[0], self._hidden, dtype=torch.float32) if residual is None else residual
         tensors = (each.data_ptr() for each in (x, experts, weights, out))
         step = _Step(*tensors, *experts.shape, residual is not None)
         if self._run(ctypes.byref(self._experts), ctypes.byref(step), torch.get_num_threads()):

@@ -30,12 +30,17 @@ void octavo_add_rms_norm(float *hidden, const float *delta, const float *weight,
 
 INLINE float silu(float x) { return x / (1 + expf(-x)); }
 
+// x sigmoid(z), z of the sign of x. exp_vec takes at most 88; beyond, it is 0 in float32, of -inf NaN.
+INLINE vec silu_vec(vec x, vec z) {
+    const vec least = splat(-87.0f);
+    return select_vec(z < least, x * 0.0f, x / (1.0f + exp_vec(-max_vec(z, least))));
+}
+
 void octavo_silu_row(const float *gate, const float *up, float *out, int64_t size) {
     int64_t i = 0;
     for (; i + LANES <= size; i += LANES) {
         vec x = load(gate + i);
-        // exp_vec takes at most 88; beyond, silu(x) is 0 in float32 anyway.
-        store(out + i, x / (1.0f + exp_vec(-max_vec(x, splat(-87.0f)))) * load(up + i));
+        store(out + i, silu_vec(x, x) * load(up + i));
     }
     for (; i < size; i++) out[i] = silu(gate[i]) * up[i];
 }
@@ -49,7 +54,7 @@ void octavo_clamped_swiglu_row(const float *gate, const float *up, float *out, i
         vec g = load(gate + i), u = load(up + i);
         g = select_vec(g > most, most, g);
         u = select_vec(u > most, most, select_vec(u < least, least, u));
-        store(out + i, g / (1.0f + exp_vec(-max_vec(g * slope, splat(-87.0f)))) * (u + 1.0f));
+        store(out + i, silu_vec(g, g * slope) * (u + 1.0f));
     }
     for (; i < size; i++) {
         float g = gate[i] > limit ? limit : gate[i], u = up[i] > limit ? limit : up[i] < -limit ? -limit : up[i];

@@ -48,7 +48,15 @@ INLINE void quantise_block(const float *from, int8_t *to, float *scale, float *s
     int32_t bits = largest_lane(most_bits), numbers[BLOCK];
     float most;
     memcpy(&most, &bits, 4);
-    float factor = most > 0 ? 127 / most : 0;
+    if (!(most <= FLT_MAX)) {
+        // A NaN or an infinity: the block's answer is NaN, whatever its numbers are.
+        memset(to, 0, BLOCK);
+        *offsets = (Offsets){0, 0};
+        *scale = *sum = NAN;
+        return;
+    }
+    // Of smaller numbers the factor would be infinite.
+    float factor = most >= 1e-36f ? 127 / most : 0;
     for (int i = 0; i < PARTS; i++) {
         ivec part = (ivec)(load(from + i * LANES) * factor + magic) - (ivec)magic;
         sums[2 * i / PARTS] += part;
@@ -58,8 +66,7 @@ INLINE void quantise_block(const float *from, int8_t *to, float *scale, float *s
     for (int i = 0; i < BLOCK; i++) to[i] = (int8_t)numbers[i];
     int32_t first = sum_int_lanes(sums[0]), second = sum_int_lanes(sums[1]);
     *offsets = (Offsets){-128 * (first + second), -128 * second};
-    // x - x is 0, but NaN for a NaN or an infinity, whose answer then is NaN.
-    *scale = most / 127 + (most - most);
+    *scale = most / 127;
     *sum = *scale * (float)(first + second);
 }
 
