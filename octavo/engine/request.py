@@ -150,7 +150,7 @@ class Request:
         del self.token_ids[self.num_prompt_tokens :]
         self.matcher = None if self.grammar is None else self.grammar.matcher()
         self.finish_reason = self.stop_reason = self.message = self.error = None
-        if None in self.prompt_logprobs[1:]:
+        if None in self.prompt_logprobs[max(1, self.prompt_logprobs_start or 0) :]:
             self.prompt_logprobs = [None] * self.num_prompt_tokens
 
     def start_over(self) -> None:

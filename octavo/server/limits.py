@@ -35,6 +35,8 @@ class Deadlines:
         self._timeout_s = timeout_s
         # In the order in which they are due.
         self._calls: dict[int, tuple[float, Callable[[], None]]] = {}
+        # Those that the event loop is about to call.
+        self._due: dict[int, Callable[[], None]] = {}
         self._num_begun = 0
         # Which event loop has a timer of ours.
         self._looks_in: asyncio.AbstractEventLoop | None = None
@@ -50,6 +52,7 @@ class Deadlines:
     def end(self, number: int) -> None:
         """Do not call any more. Idempotent."""
         self._calls.pop(number, None)
+        self._due.pop(number, None)
 
     def _look_after(self, seconds: float) -> None:
         self._looks_in = asyncio.get_running_loop()
@@ -63,8 +66,14 @@ class Deadlines:
                 self._look_after(seconds)
                 return
             del self._calls[number]
+            self._due[number] = call
             # An error in it is not ours.
-            asyncio.get_running_loop().call_soon(call)
+            asyncio.get_running_loop().call_soon(self._call, number)
+
+    def _call(self, number: int) -> None:
+        call = self._due.pop(number, None)
+        if call is not None:
+            call()
 
 
 class BodyReader:

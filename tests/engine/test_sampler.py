@@ -11,7 +11,7 @@ from octavo.engine.sampling.sampler import SampledToken, Sampler
 from octavo.engine.sampling.seeds import counter_uniform, mix_seed
 from octavo.engine.sampling.tops import Tops, pack_tops
 from octavo.kv import KVCacheManager
-from octavo.outputs import RequestMetrics
+from octavo.outputs import Logprob, RequestMetrics
 from octavo.sampling_params import SamplingParams
 
 VOCAB = 50
@@ -217,3 +217,15 @@ def test_equal_log_probabilities_are_listed_by_id() -> None:
     ]
     for row, top in enumerate(tops):
         assert all(value == logprobs[row, id_].item() for id_, value, _ in top)
+
+
+def test_prompt_logprobs_that_are_complete_outlast_a_start_over() -> None:
+    """Those before prompt_logprobs_start are never there."""
+    one = {5: Logprob(-0.5, 1, None)}
+    asked = request([1, 2, 3, 4])
+    asked.prompt_logprobs_start, asked.prompt_logprobs = 2, [None, None, one, one]
+    asked.rewind()
+    assert asked.prompt_logprobs == [None, None, one, one]
+    asked.prompt_logprobs[3] = None
+    asked.rewind()
+    assert asked.prompt_logprobs == [None] * 4

@@ -37,6 +37,23 @@ def test_calls_what_has_not_ended() -> None:
     run(test)
 
 
+def test_what_ends_just_before_it_is_called_is_not_called() -> None:
+    """Trap: a stream that ended then began to look again, and was kept for ever."""
+
+    async def test() -> None:
+        called: list[str] = []
+        deadlines = Deadlines(0.01)
+        number = deadlines.begin(partial(called.append, "a"))
+        deadlines.begin(partial(called.append, "b"))
+        time.sleep(0.02)
+        deadlines._look()
+        deadlines.end(number)
+        await asyncio.sleep(0.03)
+        assert called == ["b"]
+
+    run(test)
+
+
 def test_a_call_may_begin_another() -> None:
     async def test() -> None:
         deadlines, num_called = Deadlines(0.01), 0

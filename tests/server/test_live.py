@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from loop_helpers import collect, stop_after_a_step, until
+from loop_helpers import collect, pace, stop_after_a_step, until
 from starlette.applications import Starlette
 from starlette.types import Message
 
@@ -78,6 +78,27 @@ def test_it_follows_the_engine(start_loop: StartLoop) -> None:
         assert sum(seen["inter_token"]["counts"]) == 7
         assert seen["pool"]["num_blocks"] == 64
         await asyncio.to_thread(loop.stop)
+
+    asyncio.run(run())
+
+
+def test_watchers_leave_when_a_server_that_ends_has_answered_all(start_loop: StartLoop) -> None:
+    """Trap: the server waited for them until its shutdown timeout."""
+
+    async def run() -> None:
+        loop = start_loop()
+        await loop.wait_until_ready()
+        await loop.call(pace)
+        watch = Watch(loop)
+        stream = await loop.submit([3, 4, 5, 6, 7], PARAMS, request_id="one")
+        async with contextlib.aclosing(watch.events()) as events:
+            await anext(events)
+            drained = asyncio.create_task(loop.drain(30))
+            seen = [snapshot_of(event) async for event in events]
+        assert stream.output.finished
+        assert [each["state"] for each in seen[-2:]] == ["draining"] * 2
+        assert len([snapshot_of(event) async for event in watch.events()]) <= 1
+        await drained
 
     asyncio.run(run())
 

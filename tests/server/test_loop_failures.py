@@ -197,6 +197,30 @@ def test_a_step_past_its_deadline_ends_all_streams_and_the_engine_lives_if_it_co
     asyncio.run(run())
 
 
+def test_a_step_that_comes_back_while_it_is_given_up_changes_nothing(
+    start_loop: StartLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trap: requests were refused for ever if the loop went on before they had been failed."""
+
+    async def run() -> None:
+        loop = start_loop({"step_deadline_s": 60.0})
+        await loop.wait_until_ready()
+        worker = loop._worker
+        fail_all = worker._jobs.fail_all
+
+        def slow(reason: str) -> None:
+            # A loop that sees an error by now goes on, and has reopened before they are failed.
+            time.sleep(0.2)
+            fail_all(reason)
+
+        monkeypatch.setattr(worker._jobs, "fail_all", slow)
+        await asyncio.to_thread(worker._overrun, 1.0)
+        await until(lambda: loop.state == "ready")
+        assert await tokens_of(loop, "after")
+
+    asyncio.run(run())
+
+
 def test_a_stopped_loop_ends_its_streams(start_loop: StartLoop) -> None:
     async def run() -> None:
         loop = start_loop()

@@ -170,11 +170,18 @@ class Watch:
                 self._task = None
 
     async def _run(self) -> None:
-        """Make snapshots for ever; if that fails, all streams end."""
+        """Make snapshots until the server is about to end and has answered all; then all streams end.
+
+        Also if a snapshot fails.
+        """
         try:
             while True:
                 begun = time.monotonic()
                 self._publish(self.encode(await self._snapshot()))
+                if self._loop.state == "draining" and self._loop.stats().num_live == 0:
+                    # Watchers that miss this one get no more: the server waits for them.
+                    await asyncio.sleep(0)
+                    return self._publish(None)
                 await asyncio.sleep(max(0.0, begun + self.interval_s - time.monotonic()))
         except Exception:
             self._publish(None)

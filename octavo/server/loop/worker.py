@@ -274,8 +274,9 @@ class Worker:
     def _overrun(self, seconds: float) -> None:
         """Count as dead: called by the watchdog while this thread hangs in a step."""
         reason = f"a step of the engine has run for {seconds:.1f} s"
-        self.error = EngineDeadError(reason)
+        # In this order: a step that comes back just now reopens what was closed.
         self._jobs.fail_all(reason)
+        self.error = EngineDeadError(reason)
         self._notify()
         self._ring()
 

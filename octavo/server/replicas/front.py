@@ -54,7 +54,7 @@ class Front:
 
     Attributes:
         fleet: the replicas.
-        num_open: requests in flight.
+        num_open: requests in flight, without those of /live.
         is_draining: whether new requests are refused.
     """
 
@@ -106,7 +106,9 @@ class Front:
             sent = True
             await send(message)
 
-        self.num_open += 1
+        # Viewers would stay for as long as they may.
+        is_counted = scope["path"].removeprefix(self._config.root_path) != "/live"
+        self.num_open += is_counted
         try:
             await self._answer(scope, receive, note)
         except ClientGoneError:
@@ -118,7 +120,7 @@ class Front:
             listed = [(name.lower().encode(), value.encode()) for name, value in found.headers.items()]
             await _say(send, found.status, found.body, _JSON + listed)
         finally:
-            self.num_open -= 1
+            self.num_open -= is_counted
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"].removeprefix(self._config.root_path)
