@@ -103,9 +103,7 @@ def _schema_text(schema: object) -> str:
 
 
 def _checked_choice(choice: object) -> tuple[str, ...]:
-    if isinstance(choice, str | bytes | Mapping) or not isinstance(choice, Iterable):
-        raise StructuredOutputError(f"choice must be a list of strings, got {choice!r}")
-    choices = tuple(choice)
+    choices = _listed("choice", choice, "strings", StructuredOutputError)
     if not 1 <= len(choices) <= MAX_CHOICES:
         raise StructuredOutputError(f"choice must hold 1 to {MAX_CHOICES} strings, got {len(choices)}")
     for text in choices:
@@ -265,12 +263,14 @@ class SamplingParams:
         return dict(self.logit_bias)
 
 
-def _listed(name: str, value: object, of: str) -> tuple[Any, ...]:
+def _listed(
+    name: str, value: object, of: str, error: type[SamplingParamsError] = SamplingParamsError
+) -> tuple[Any, ...]:
     """Return a list's items; None is empty. Text, bytes and mappings are iterable too, and refused."""
     if value is None:
         return ()
     if not isinstance(value, Iterable) or isinstance(value, str | bytes | bytearray | memoryview | Mapping):
-        raise SamplingParamsError(f"{name} must be a list of {of}, got {value!r}")
+        raise error(f"{name} must be a list of {of}, got {value!r}")
     return tuple(value)
 
 

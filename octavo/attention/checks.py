@@ -43,7 +43,10 @@ def check_store(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -
 
 def check_writable(name: str, tensor: Tensor) -> None:
     """Check that each number of a tensor, in which results are written, has memory of its own."""
-    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+    strides = tensor.stride()
+    if 0 in strides and any(
+        stride == 0 and size > 1 for stride, size in zip(strides, tensor.shape, strict=True)
+    ):
         raise InvalidArgumentError(f"{name} is expanded: its tokens share memory, so none can be written")
 
 

@@ -36,15 +36,12 @@ def apply_rotary_emb(
             f"cos {list(cos.shape)} and sin {list(sin.shape)} must be [positions, R / 2], R <= {x.shape[-1]}"
         )
     positions = _positions(x, seqlen_offsets, cu_seqlens).flatten()
-    if (
-        positions.is_cpu
-        and len(positions)
-        and not 0 <= int(positions.min()) <= int(positions.max()) < len(cos)
-    ):
-        raise InvalidArgumentError(
-            f"positions go from {int(positions.min())} to {int(positions.max())}, but cos and sin have "
-            f"{len(cos)} rows"
-        )
+    if positions.is_cpu and len(positions):
+        low, high = map(int, positions.aminmax())
+        if not 0 <= low <= high < len(cos):
+            raise InvalidArgumentError(
+                f"positions go from {low} to {high}, but cos and sin have {len(cos)} rows"
+            )
     rotary = Rotary(cos, sin, interleaved, positions, queries_advance=False)
     rotated = rotate(x.flatten(0, -3), rotary, positions).view(x.shape)
     return x.copy_(rotated) if inplace else rotated

@@ -90,7 +90,7 @@ def load_decoder(
     # Which matrices stay quantised is settled.
     others = "bf16" if quantization in _MIXED else quantization
     builder = Builder(own, checkpoint, parallel, others, deterministic)
-    with one_thread() if kept and device.type == "cpu" else nullcontext():
+    with one_thread if kept and device.type == "cpu" else nullcontext():
         embedding, embedding_weight = builder.embedding()
         layers = tuple(builder.layer(index) for index in range(config.num_layers))
         stack = make_stack([(layer.attention, layer.feed_forward) for layer in layers])

@@ -112,7 +112,7 @@ def test_a_step_that_does_not_fit_the_network_is_refused(
 def test_loads_that_overlap_leave_the_number_of_threads() -> None:
     """Trap: the second one took the first one's single thread for what was there before."""
     before = torch.get_num_threads()
-    first, second = one_thread(), one_thread()
+    first, second = one_thread, one_thread
     first.__enter__()
     second.__enter__()
     assert torch.get_num_threads() == 1

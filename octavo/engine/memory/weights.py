@@ -54,9 +54,11 @@ def weight_groups(
         key = _part_of(name), storage.form, None if storage is plain else storage.kind
         totals[key] = totals.get(key, 0.0) + storage.nbytes(shape)
     if "lm_head.weight" not in shapes and _EMBEDDING not in kept:
-        copy = plain if _is_packed(dtype, device) else None
-        if rounded is not None:
-            copy = _INT8 if rounded is _INT8 else None
+        copy = None
+        if rounded is _INT8:
+            copy = _INT8
+        elif rounded is None and _is_packed(dtype, device):
+            copy = plain
         if copy is not None:
             key = "LM head", f"{copy.form}, a copy of the embedding", None if copy is plain else copy.kind
             totals[key] = copy.nbytes(shapes[_EMBEDDING])

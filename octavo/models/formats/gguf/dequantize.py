@@ -13,6 +13,7 @@ d and m are float16; h has one bit per number. Source: ggml's block layouts.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -22,10 +23,6 @@ from octavo.errors import UnsupportedModelError
 from octavo.models.formats.gguf.blocks import quantised_of
 
 Decoder = Callable[[np.ndarray, np.ndarray], None]
-
-# The gguf package decodes these; it is imported only for them.
-K_QUANTS = frozenset({"Q2_K", "Q3_K"})
-_IN_BLOCKS = frozenset({"Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
 
 
 def decode_blocks(type_name: str, blocks: np.ndarray, out: np.ndarray) -> None:
@@ -42,13 +39,8 @@ def decode_blocks(type_name: str, blocks: np.ndarray, out: np.ndarray) -> None:
     """
     # A damaged or extreme scale may overflow to inf, as in other engines.
     with np.errstate(over="ignore", invalid="ignore"):
-        if type_name in _IN_BLOCKS:
-            out[...] = quantised_of(type_name, torch.from_numpy(blocks)[:, None]).dequantise().numpy()
-        elif type_name in K_QUANTS:
-            out[...] = _decode_with_gguf_package(type_name, blocks)
-        else:
-            require_decodable(type_name, "a tensor")
-            _DECODERS[type_name](blocks, out)
+        require_decodable(type_name, "a tensor")
+        _DECODERS[type_name](blocks, out)
 
 
 def require_decodable(type_name: str, what: str) -> None:
@@ -57,15 +49,19 @@ def require_decodable(type_name: str, what: str) -> None:
     Raises:
         UnsupportedModelError: names the type and the supported ones.
     """
-    known = _DECODERS.keys() | K_QUANTS | _IN_BLOCKS
-    if type_name not in known:
+    if type_name not in _DECODERS:
         raise UnsupportedModelError(
             f"{what} has the element type {type_name}, which is not supported; use a file with "
-            f"{', '.join(sorted(known))}"
+            f"{', '.join(sorted(_DECODERS))}"
         )
 
 
-def _decode_with_gguf_package(type_name: str, blocks: np.ndarray) -> np.ndarray:
+def _decode_packed(type_name: str, blocks: np.ndarray, out: np.ndarray) -> None:
+    """Decode a type that layers read in blocks as those layers do."""
+    out[...] = quantised_of(type_name, torch.from_numpy(blocks)[:, None]).dequantise().numpy()
+
+
+def _decode_with_gguf_package(type_name: str, blocks: np.ndarray, out: np.ndarray) -> None:
     try:
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
@@ -73,7 +69,7 @@ def _decode_with_gguf_package(type_name: str, blocks: np.ndarray) -> np.ndarray:
         raise UnsupportedModelError(
             f"{type_name} weights need the gguf package; install it: pip install gguf"
         ) from error
-    return dequantize(blocks, GGMLQuantizationType[type_name])
+    out[...] = dequantize(blocks, GGMLQuantizationType[type_name])
 
 
 def _decode_f32(blocks: np.ndarray, out: np.ndarray) -> None:
@@ -102,13 +98,18 @@ def _decode_q8_k(blocks: np.ndarray, out: np.ndarray) -> None:
 
 
 def _decode_mxfp4(blocks: np.ndarray, out: np.ndarray) -> None:
-    numbers = quantised_of("MXFP4", torch.from_numpy(blocks)[:, None]).dequantise().numpy()
+    _decode_packed("MXFP4", blocks, out)
     # The code of -0.0 is 0.0 in ggml's table.
-    np.add(numbers, 0.0, out=out)
+    out += 0.0
 
 
+_PACKED = ("Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+# The gguf package decodes these; it is imported only for them.
+_BY_PACKAGE = ("Q2_K", "Q3_K")
 _DECODERS: Mapping[str, Decoder] = MappingProxyType(
     {
+        **{name: partial(_decode_packed, name) for name in _PACKED},
+        **{name: partial(_decode_with_gguf_package, name) for name in _BY_PACKAGE},
         "F32": _decode_f32,
         "F16": _decode_f16,
         "BF16": _decode_bf16,

@@ -224,7 +224,7 @@ def _read_matrix(
     out = torch.empty(rows[1] - rows[0], columns[1] - columns[0], dtype=dtype)
     stored = np.empty((chunk_rows, row_bytes // kind.block_bytes, kind.block_bytes), np.uint8)
     decoded = np.empty((chunk_rows, last_block - first_block, kind.block_size), np.float32)
-    with one_thread():
+    with one_thread:
         for row in range(rows[0], rows[1], max(1, chunk_rows)):
             num_rows = min(chunk_rows, rows[1] - row)
             file.read_into(info, row * row_bytes, stored[:num_rows].reshape(-1))
