@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo.gpu import launch
-
 
 class Chain(Protocol):
     """Kernels over one residual stream, each of which reads what the last one wrote."""
@@ -21,11 +19,11 @@ class Chain(Protocol):
 
 def check_overlap(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that overlapping kernels give the same bits, in and out of a graph, as kernels one by one."""
-    monkeypatch.setattr(launch, "OVERLAP", False)
+    monkeypatch.setattr("octavo.gpu.launch.OVERLAP", False)
     chain.run()
     expected = chain.hidden.clone()
     assert expected.isfinite().all()
-    monkeypatch.setattr(launch, "OVERLAP", True)
+    monkeypatch.setattr("octavo.gpu.launch.OVERLAP", True)
     chain.run()
     assert torch.equal(chain.hidden, expected)
     torch.cuda.synchronize()

@@ -128,7 +128,8 @@ def queries(results):
 
 
 def compile_decode(tile, block_size=128, *, begins=False):
-    """Of leaves, which write float32."""
+    """Of leaves, which write float32, or of a step without nodes."""
+    is_leaf = tile != DECODE_SHAPE
     matrices = [matrix(tile.keys, block_size)] * 2
     run = Run("*i32", "*i32", "*i32", "*fp32", "*fp32")
     arguments = [
@@ -142,7 +143,8 @@ def compile_decode(tile, block_size=128, *, begins=False):
             tile.num_stages,
             False,
             True,
-            True,
+            is_leaf,
+            not is_leaf,
         ),
     ]
     options = {"num_warps": 1, "maxnreg": tile.max_registers, "launch_pdl": True}

@@ -68,7 +68,7 @@ def compile_attention(score=PLAIN, *, cache=CACHE, parts=1, **shape):
     common = {"queries": QUERIES, "cache": cache, "score": score, **partials}
     runs = {"schedule": "*i32", "arrivals": "*i32", "cu_seqlens_q": "*i32", "num_sequences": "i32"}
     thin_arguments = {**common, **runs, "shape": shape_of(thin, **shape), "MERGED_ROWS": 4, "OVERLAP": True}
-    thin_arguments["EARLY"] = False
+    thin_arguments.update(EARLY=False, KEYS_ARE_OLD=True)
     fat_arguments = {**common, "shape": shape_of(fat, **shape), "NUM_PARTS": parts}
     return {
         "decode": compile_by_name(decode._attend_thin_kernel, thin_arguments, thin),

@@ -4,15 +4,19 @@ from dataclasses import replace
 
 import pytest
 import torch
+from overlaps import check_overlap
 from test_triton_forest_gpu import make_forest, shared_case, upload
 from test_triton_gpu import plain_torch
 from triton_cases import HAS_GPU, make_case, poisoned_memory, to_device
 
-from octavo.attention import gpu_paged
+from octavo.attention import KVCache, gpu_paged
 from octavo.attention.hopper import decode as hopper_decode
 from octavo.attention.hopper.shapes import FEW_LEAVES_SHAPE, LEAF_SHAPE
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton.arguments import make_call
+from octavo.gpu import launch
+from octavo.layers.layer_options import LayerOptions
+from octavo.layers.steps.triton import TritonStep
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
 
@@ -176,3 +180,62 @@ def test_dead_rows_in_a_stale_plan(num_sequences):
     table[1::3] = 1 << 30
     metadata = replace(metadata, seq_lens=seq_lens, positions=seq_lens - 1, block_table=table)
     check_leaves(replace(planned, metadata=metadata), planned)
+
+
+class Chain:
+    """Layers of attention between projections, each with a cache of its own whose newest keys are missing."""
+
+    def __init__(self, case, window):
+        self.case = to_device(case)
+        self.cache = KVCache.allocate(
+            num_layers=8,
+            num_blocks=case.cache.k.shape[0],
+            block_size=case.cache.k.shape[1],
+            num_kv_heads=2,
+            head_dim=128,
+            dtype=torch.bfloat16,
+            device="cuda",
+        )
+        # A key that is read before it is stored makes the sequence's result NaN.
+        self.cache.data.normal_()
+        slots = self.case.metadata.slot_mapping
+        for layer in map(self.cache.layer, range(8)):
+            for part in (layer.k, layer.v):
+                part[slots // 64, slots % 64] = torch.nan
+        self.old = self.cache.data.clone()
+        num_sequences = case.metadata.seq_lens.shape[0]
+        torch.manual_seed(0)
+        self.weights = [torch.randn(1024, 12 * 128, device="cuda").bfloat16() / 32 for _ in range(8)]
+        self.hidden = torch.empty(num_sequences, 1024, dtype=torch.bfloat16, device="cuda")
+        self.start = torch.randn_like(self.hidden)
+        self.rotations = torch.randn(2, num_sequences, 64, device="cuda")
+        self.window = window
+
+    def run(self):
+        self.hidden.copy_(self.start)
+        self.cache.data.copy_(self.old)
+        step = TritonStep(self.cache, self.case.metadata, num_heads=8)
+        for layer, weight in enumerate(self.weights):
+            options = LayerOptions(layer, 0, 128**-0.5, self.window, 0.0, None)
+            self.hidden += step.attend(self.hidden @ weight, self.rotations, options)
+
+
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize(
+    "seq_lens", [[700, 1, 32, 33, 64, 65, 31, 1500], [1 + 29 * i % 400 for i in range(200)]], ids=len
+)
+def test_old_keys_are_copied_while_the_kernel_before_still_runs(seq_lens, window, monkeypatch):
+    """A tile with the new key, which that kernel stores, must wait for it."""
+    case = decode_case(seq_lens)
+    starts = torch.arange(len(seq_lens))
+    metadata = case.metadata
+    last = metadata.seq_lens - 1
+    slots = metadata.block_table[starts, (last // 64).long()] * 64 + last % 64
+    case = replace(case, metadata=replace(metadata, slot_mapping=slots))
+    chain = Chain(case, window)
+    with monkeypatch.context() as patch:
+        patch.setattr(launch, "OVERLAP", False)
+        chain.run()
+    stored = chain.cache.data.view(torch.int16).clone()
+    check_overlap(chain, monkeypatch)
+    assert torch.equal(chain.cache.data.view(torch.int16), stored)

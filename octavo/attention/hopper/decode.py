@@ -20,6 +20,9 @@ belong to. There is one warp per program, so no warp ever waits for another one.
 Each barrier has phase (tile number // STAGES) % 2. The `free` barriers of the pipe stay unused: the warp that
 starts a copy into a buffer is the one that has read the buffer before.
 
+While the kernel before still runs, programs find their run, and in steps of single tokens start to copy tiles
+without a new key.
+
 runs.py says which tiles a program works on, pieces.py how programs merge a (unit, kv head) that they share.
 The runs are those of triton/decode.py.
 """
@@ -33,7 +36,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from octavo.attention.hopper import caches
 from octavo.attention.hopper.pieces import Run, merge_pieces, partial_id
 from octavo.attention.hopper.pipe import make_pipe
-from octavo.attention.hopper.runs import fetch, look_ahead, next_piece, plan_run
+from octavo.attention.hopper.runs import fetch, holds_newest_key, look_ahead, next_piece, plan_run
 from octavo.attention.hopper.shapes import DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.triton.arguments import Call
@@ -54,7 +57,9 @@ def unsupported_reason(call: Call, work: ThinWork) -> str | None:
     return caches.unsupported_reason(call)
 
 
-def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, early: bool) -> None:
+def attend_thin(
+    call: Call, metadata: AttentionMetadata, work: ThinWork, *, early: bool, keys_are_old: bool
+) -> None:
     """Attend the thin units and write their rows of the results; clears rows that no sequence covers.
 
     The arguments are those of triton.decode.attend_thin.
@@ -69,7 +74,8 @@ def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, earl
         *(call.queries, call.cache, *caches.describe_caches(call, tile.keys), call.score),
         Run(work.units, work.schedule, work.arrivals, work.partial_out, work.partial_lse),
         *(metadata.cu_seqlens_q, metadata.seq_lens.shape[0], call.q.shape[0]),
-        *(shape, most_rows, tile.num_stages, metadata.max_query_len > 1, overlap, early and overlap),
+        *(shape, most_rows, tile.num_stages, metadata.max_query_len > 1),
+        *(overlap, early and overlap, keys_are_old and overlap),
         num_warps=1,
         maxnreg=tile.max_registers,
         launch_pdl=overlap,
@@ -80,7 +86,7 @@ def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, earl
 def _attend_thin_kernel(
     queries, cache, k_matrix, v_matrix, places, score, run, cu_seqlens_q, num_sequences, num_rows, shape,
     MERGED_ROWS: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, OVERLAP: gl.constexpr,
-    EARLY: gl.constexpr,
+    EARLY: gl.constexpr, KEYS_ARE_OLD: gl.constexpr,
 ):  # fmt: skip
     """Work through one run of key tiles; at most MERGED_ROWS of a tile's rows exist."""
     # The tensor cores' smallest product has 8 columns.
@@ -88,14 +94,21 @@ def _attend_thin_kernel(
     if OVERLAP:
         gdc_launch_dependents()
     pipe = make_pipe(k_matrix, v_matrix, shape.keys, shape.head_dim, STAGES, 1)
-    if OVERLAP and not EARLY:
+    WAITS: gl.constexpr = OVERLAP and not EARLY
+    if WAITS and not KEYS_ARE_OLD:
         gdc_wait()
     tiles_per_program = gl.load(run.schedule)
     now, order = plan_run(run, tiles_per_program, num_sequences, shape)
     source = (k_matrix, v_matrix, places, cache)
     ahead = look_ahead(source, run, now, order, shape)
     for _ in gl.static_range(STAGES - 1):
+        if WAITS and KEYS_ARE_OLD:  # noqa: SIM102  (decided when compiled)
+            # Once it has waited, it goes on at once.
+            if holds_newest_key(run, ahead, shape):
+                gdc_wait()
         ahead = fetch(source, run, ahead, order, pipe, shape)
+    if WAITS and KEYS_ARE_OLD:
+        gdc_wait()
     done = now.at * 0
     while done < order.num_tiles:
         top, total, values, ahead = _attend_piece(

@@ -170,6 +170,13 @@ def look_ahead(source, run, now, order, shape):
 
 
 @gluon.jit
+def holds_newest_key(run, ahead, shape):
+    """Return whether the next tile to be copied is the last one of its unit's keys."""
+    kv_end = gl.load(run.units + ahead.cursor.unit * RECORD + 4)
+    return (ahead.cursor.tile + 1) * shape.keys >= kv_end
+
+
+@gluon.jit
 def fetch(source, run, ahead, order, pipe, shape):
     """Start the copy of the next tile, if the run has one; return the `ahead` of the next call.
 

@@ -22,10 +22,18 @@ from octavo.gpu.device import power_of_two
 from octavo.gpu.launch import launch, overlaps, start_next, wait_for_previous
 
 
-def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, early: bool) -> None:
+def attend_thin(
+    call: Call, metadata: AttentionMetadata, work: ThinWork, *, early: bool, keys_are_old: bool
+) -> None:
     """Attend the thin units and write their rows of the results; clear rows that no sequence covers.
 
-    early: do not wait for the previous kernel. It must let this one start only when queries can be read.
+    Args:
+        call: what to attend.
+        metadata: of the step.
+        work: its thin units.
+        early: do not wait for the previous kernel. It must let this one start only when queries can be read.
+        keys_are_old: the work, the block table, and the keys before each query token's own are older than
+            the step's projections, so they may be read while the previous kernel still runs.
     """
     tile = work.shape
     overlap = overlaps(call.q)
@@ -37,7 +45,7 @@ def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, earl
         *(call.queries, call.cache, call.score),
         *(work.units, work.schedule, work.arrivals, work.partial_out, work.partial_lse),
         *(metadata.cu_seqlens_q, metadata.seq_lens.shape[0], call.q.shape[0]),
-        *(shape, most_rows, overlap, early and overlap),
+        *(shape, most_rows, overlap, early and overlap, keys_are_old and overlap),
         launch_pdl=overlap,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -49,7 +57,7 @@ def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, earl
 def _attend_thin_kernel(
     queries, cache, score, units, schedule, arrivals, partial_out, partial_lse,
     cu_seqlens_q, num_sequences, num_rows, shape, MERGED_ROWS: tl.constexpr, OVERLAP: tl.constexpr,
-    EARLY: tl.constexpr,
+    EARLY: tl.constexpr, KEYS_ARE_OLD: tl.constexpr,
 ):  # fmt: skip
     """Work through one run of key tiles, (unit, kv head) after (unit, kv head).
 
@@ -59,15 +67,18 @@ def _attend_thin_kernel(
     The program that finishes the last piece of a (unit, head) merges its pieces in order, so the result does
     not depend on timing. Units without keys, of which a padded batch has many, are skipped.
     """
-    if EARLY:
+    # For one sequence measured slower, see docs/log.md.
+    if (num_sequences > 1) | EARLY:
         start_next(OVERLAP)
-    else:
+    if not (EARLY or KEYS_ARE_OLD):
         wait_for_previous(OVERLAP)
     program = tl.program_id(0)
     tiles_per_program = tl.load(schedule)
     at = program * tiles_per_program
     end = tl.minimum(at + tiles_per_program, tl.load(schedule + 1))
     unit = tl.load(schedule + 2 + program)
+    if KEYS_ARE_OLD and not EARLY:
+        wait_for_previous(OVERLAP)
     while at < end:
         at = _attend_piece(
             queries, cache, score, units, unit, arrivals, partial_out, partial_lse,
@@ -75,9 +86,7 @@ def _attend_thin_kernel(
         )  # fmt: skip
         while (at < end) & (tl.load(units + unit * RECORD + 7) <= at):
             unit += 1
-    if not EARLY:
-        # Not before: for one sequence measured slower, see docs/log.md.
-        start_next(OVERLAP)
+    start_next(OVERLAP)
     num_programs = tl.num_programs(0)
     for empty in range(program, num_sequences, num_programs):
         record = units + empty * RECORD

@@ -78,5 +78,8 @@ class TritonStep:
             self._maps[window] = plan_step(
                 q, cache, self._metadata, window, deterministic=self._deterministic
             )
-        out, _ = attend_with_map(q, cache, self._metadata, scores, self._maps[window])
+        # A sequence's earlier tokens are in the cache since an earlier step. The kernel before has written q.
+        keys_are_old = self._metadata.max_query_len == 1
+        step_map = self._maps[window]
+        out, _ = attend_with_map(q, cache, self._metadata, scores, step_map, keys_are_old=keys_are_old)
         return out.flatten(1)
