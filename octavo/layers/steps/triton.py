@@ -22,6 +22,9 @@ class TritonStep:
     window read shared prefixes once, by the forest in the metadata; layers with one read them per sequence. A
     long fresh prompt that is alone in its step uses dense.attend_dense if cuDNN supports the layer. A single
     token between GEMVs has a kernel that does all of it; between other GEMMs it was slower.
+
+    In a step with one token for each sequence, keys before it have to be of earlier steps: they are read while
+    the kernel that stores the new ones still runs. Prompts may see keys that other prompts of the step store.
     """
 
     def __init__(
@@ -78,7 +81,6 @@ class TritonStep:
             self._maps[window] = plan_step(
                 q, cache, self._metadata, window, deterministic=self._deterministic
             )
-        # A sequence's earlier tokens are in the cache since an earlier step. The kernel before has written q.
         keys_are_old = self._metadata.max_query_len == 1
         step_map = self._maps[window]
         out, _ = attend_with_map(q, cache, self._metadata, scores, step_map, keys_are_old=keys_are_old)
