@@ -23,8 +23,8 @@ class TritonStep:
     long fresh prompt that is alone in its step uses dense.attend_dense if cuDNN supports the layer. A single
     token between GEMVs has a kernel that does all of it; between other GEMMs it was slower.
 
-    In a step with one token for each sequence, keys before it have to be of earlier steps: they are read while
-    the kernel that stores the new ones still runs. Prompts may see keys that other prompts of the step store.
+    In a step with one token for each sequence, keys before it have to be of earlier steps: they are read
+    while the kernel that stores the new ones still runs. Prompts may see keys that others of the step store.
     """
 
     def __init__(

@@ -6,15 +6,16 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
-from octavo.gpu.device import power_of_two
+from octavo.gpu.device import num_multiprocessors, power_of_two
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.gpu.rows import new_rows
 from octavo.layers.triton.stream import inverse_rms, load_row
 
 _MAX_ROW = 65536
-# Of a program; fewer for short rows: so that many rows come at the rate of memory.
-_MAX_WARPS = 8
-_VALUES_PER_WARP = 1024
+# (most warps of a program, numbers of a warp): many rows come at the rate of memory, few ones sooner.
+_MANY_ROWS, _FEW_ROWS = (8, 1024), (16, 256)
+# Up to so many programs on an SM, rows are few.
+_FEW_PROGRAMS = 2
 # The smallest scale, of a row of zeros: the smallest normal float32.
 _SMALLEST = tl.constexpr(torch.finfo(torch.float32).tiny)
 _LARGEST = tl.constexpr(torch.finfo(torch.float8_e4m3fn).max)
@@ -61,10 +62,16 @@ def quantise_rows(
         NORM=norm_weight is not None,
         WIDTH=width or block,
         BLOCK=block,
-        num_warps=min(_MAX_WARPS, max(1, block // _VALUES_PER_WARP)),
+        num_warps=_num_warps(num_rows, block, x.device),
         **overlap_options(x),
     )
     return out, scales
+
+
+def _num_warps(num_rows: int, block: int, device: torch.device) -> int:
+    is_few = num_rows <= _FEW_PROGRAMS * num_multiprocessors(device)
+    most, values = _FEW_ROWS if is_few else _MANY_ROWS
+    return min(most, max(1, block // values))
 
 
 def _check(x: Tensor, norm_weight: Tensor | None, delta: Tensor | None) -> tuple[int, int]:
