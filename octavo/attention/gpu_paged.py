@@ -3,6 +3,7 @@
 Importing this file imports no Triton.
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -131,11 +132,12 @@ def plan_step(
     deterministic: bool = False,
     right: int | None = 0,
     num_splits: int = 0,
+    keys_are_old: bool = False,
 ) -> "StepMap":
     """Make a step's task map, for every layer with the shapes and dtypes of q and cache; see
     step_map.plan_step.
 
-    There is at least one query token and one sequence.
+    There is at least one query token and one sequence. keys_are_old: see StepMap.
 
     Raises:
         InvalidArgumentError: the work is a ForestPlan.
@@ -143,7 +145,7 @@ def plan_step(
     from octavo.attention.triton import step_map
 
     check_work(metadata.work, "triton")
-    return step_map.plan_step(
+    planned = step_map.plan_step(
         metadata,
         num_tokens=q.shape[0],
         num_heads=q.shape[1],
@@ -158,24 +160,13 @@ def plan_step(
         num_splits=num_splits,
         value_dim=cache.v.shape[3],
     )
+    return replace(planned, keys_are_old=keys_are_old)
 
 
 def attend_with_map(
-    q: Tensor,
-    cache: LayerCache,
-    metadata: AttentionMetadata,
-    options: ScoreOptions,
-    step_map: "StepMap",
-    *,
-    keys_are_old: bool = False,
+    q: Tensor, cache: LayerCache, metadata: AttentionMetadata, options: ScoreOptions, step_map: "StepMap"
 ) -> tuple[Tensor, Tensor]:
     """Attend by a step's task map; arguments and results as for paged_attention_with_lse.
-
-    Args:
-        q, cache, metadata, options: see there.
-        step_map: plan_step's for this step.
-        keys_are_old: each sequence has one query token, and the kernel before this call writes nothing that
-            it reads but queries and the keys and values of their own tokens.
 
     Raises:
         InvalidArgumentError: the scale is not positive, the map is for another window, or a float8 cache
@@ -183,23 +174,18 @@ def attend_with_map(
     """
     _check(cache, options, step_map)
     if options.sinks is not None:
-        return _attend_with_sinks(q, cache, metadata, options, step_map, keys_are_old)
-    return _attend_with_map(q, cache, metadata, options, step_map, keys_are_old, q.dtype)
+        return _attend_with_sinks(q, cache, metadata, options, step_map)
+    return _attend_with_map(q, cache, metadata, options, step_map, q.dtype)
 
 
 def _attend_with_sinks(
-    q: Tensor,
-    cache: LayerCache,
-    metadata: AttentionMetadata,
-    options: ScoreOptions,
-    step_map: "StepMap",
-    keys_are_old: bool,
+    q: Tensor, cache: LayerCache, metadata: AttentionMetadata, options: ScoreOptions, step_map: "StepMap"
 ) -> tuple[Tensor, Tensor]:
     """Attend in float32 and let the sinks join, so that results are rounded once."""
     from octavo.attention.triton import arguments, sinks
 
     assert options.sinks is not None
-    out, lse = _attend_with_map(q, cache, metadata, options, step_map, keys_are_old, torch.float32)
+    out, lse = _attend_with_map(q, cache, metadata, options, step_map, torch.float32)
     result, _ = arguments.empty_results(q, cache.v.shape[3])
     sinks.add_sinks(out, lse, options.sinks.contiguous(), result)
     return result, lse
@@ -211,7 +197,6 @@ def _attend_with_map(
     metadata: AttentionMetadata,
     options: ScoreOptions,
     step_map: "StepMap",
-    keys_are_old: bool,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """Attend without sinks; dtype: of the results."""
@@ -225,7 +210,7 @@ def _attend_with_map(
         call = arguments.make_call(
             q, cache, positions, metadata.block_table, options, results, begins=begins, one_block=one_block
         )
-        _attend_units(call, metadata, step_map, early=False, keys_are_old=keys_are_old)
+        _attend_units(call, metadata, step_map, early=False)
         return results
     _check_forest(cache, options)
     node_call = nodes.node_call(q, cache, positions, options, forest)
@@ -234,7 +219,7 @@ def _attend_with_map(
         q, cache, positions, metadata.block_table, options, leaf_results, one_block=one_block
     )
     choice.attend_fat_nodes(node_call, forest, decodes=metadata.max_query_len == 1)
-    _attend_units(leaves, metadata, step_map, early=True, keys_are_old=False)
+    _attend_units(leaves, metadata, step_map, early=True)
     if forest.has_thin_units:
         # Launched after the leaves: every step has leaves, but many have no thin nodes.
         nodes.attend_thin_nodes(node_call, forest)
@@ -278,14 +263,12 @@ def _block_size(cache: LayerCache, metadata: AttentionMetadata) -> int:
     return ONE_BLOCK if is_one_block(metadata) else cache.k.shape[1]
 
 
-def _attend_units(
-    call: "Call", metadata: AttentionMetadata, step_map: "StepMap", *, early: bool, keys_are_old: bool
-) -> None:
-    """Attend the units of the map; early, keys_are_old: see triton.decode.attend_thin."""
+def _attend_units(call: "Call", metadata: AttentionMetadata, step_map: "StepMap", *, early: bool) -> None:
+    """Attend the units of the map; early: see triton.decode.attend_thin."""
     if not step_map.covers_all:
         call.queries.out.zero_()
         call.queries.lse.fill_(-torch.inf)
     if step_map.thin is not None:
-        choice.attend_thin(call, metadata, step_map.thin, early=early, keys_are_old=keys_are_old)
+        choice.attend_thin(call, metadata, step_map.thin, early=early, keys_are_old=step_map.keys_are_old)
     if step_map.fat is not None:
         choice.attend_fat(call, step_map.fat)

@@ -75,7 +75,7 @@ def attend_thin(
         Run(work.units, work.schedule, work.arrivals, work.partial_out, work.partial_lse),
         *(metadata.cu_seqlens_q, metadata.seq_lens.shape[0], call.q.shape[0]),
         *(shape, most_rows, tile.num_stages, metadata.max_query_len > 1),
-        *(overlap, early and overlap, keys_are_old and overlap),
+        *(overlap, early and overlap, keys_are_old and overlap and not early),
         num_warps=1,
         maxnreg=tile.max_registers,
         launch_pdl=overlap,
@@ -94,20 +94,19 @@ def _attend_thin_kernel(
     if OVERLAP:
         gdc_launch_dependents()
     pipe = make_pipe(k_matrix, v_matrix, shape.keys, shape.head_dim, STAGES, 1)
-    WAITS: gl.constexpr = OVERLAP and not EARLY
-    if WAITS and not KEYS_ARE_OLD:
+    if OVERLAP and not (EARLY or KEYS_ARE_OLD):
         gdc_wait()
     tiles_per_program = gl.load(run.schedule)
     now, order = plan_run(run, tiles_per_program, num_sequences, shape)
     source = (k_matrix, v_matrix, places, cache)
     ahead = look_ahead(source, run, now, order, shape)
     for _ in gl.static_range(STAGES - 1):
-        if WAITS and KEYS_ARE_OLD:  # noqa: SIM102  (decided when compiled)
+        if KEYS_ARE_OLD:  # noqa: SIM102  (decided when compiled)
             # Once it has waited, it goes on at once.
             if holds_newest_key(run, ahead, shape):
                 gdc_wait()
         ahead = fetch(source, run, ahead, order, pipe, shape)
-    if WAITS and KEYS_ARE_OLD:
+    if KEYS_ARE_OLD:
         gdc_wait()
     done = now.at * 0
     while done < order.num_tiles:

@@ -32,8 +32,7 @@ def attend_thin(
         metadata: of the step.
         work: its thin units.
         early: do not wait for the previous kernel. It must let this one start only when queries can be read.
-        keys_are_old: the work, the block table, and the keys before each query token's own are older than
-            the step's projections, so they may be read while the previous kernel still runs.
+        keys_are_old: see StepMap; without `early`, what is old is read while the previous kernel still runs.
     """
     tile = work.shape
     overlap = overlaps(call.q)
@@ -45,7 +44,7 @@ def attend_thin(
         *(call.queries, call.cache, call.score),
         *(work.units, work.schedule, work.arrivals, work.partial_out, work.partial_lse),
         *(metadata.cu_seqlens_q, metadata.seq_lens.shape[0], call.q.shape[0]),
-        *(shape, most_rows, overlap, early and overlap, keys_are_old and overlap),
+        *(shape, most_rows, overlap, early and overlap, keys_are_old and overlap and not early),
         launch_pdl=overlap,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -77,7 +76,7 @@ def _attend_thin_kernel(
     at = program * tiles_per_program
     end = tl.minimum(at + tiles_per_program, tl.load(schedule + 1))
     unit = tl.load(schedule + 2 + program)
-    if KEYS_ARE_OLD and not EARLY:
+    if KEYS_ARE_OLD:
         wait_for_previous(OVERLAP)
     while at < end:
         at = _attend_piece(

@@ -79,9 +79,9 @@ class TritonStep:
             return dense.attend_dense(qkv, **heads, scale=options.scale)
         if window not in self._maps:
             self._maps[window] = plan_step(
-                q, cache, self._metadata, window, deterministic=self._deterministic
+                *(q, cache, self._metadata, window),
+                deterministic=self._deterministic,
+                keys_are_old=self._metadata.max_query_len == 1,
             )
-        keys_are_old = self._metadata.max_query_len == 1
-        step_map = self._maps[window]
-        out, _ = attend_with_map(q, cache, self._metadata, scores, step_map, keys_are_old=keys_are_old)
+        out, _ = attend_with_map(q, cache, self._metadata, scores, self._maps[window])
         return out.flatten(1)
