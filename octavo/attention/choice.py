@@ -229,15 +229,13 @@ def whole_unit_programs(
     return num_resident if reason is not None else num_resident // 4
 
 
-def attend_thin(
-    call: "Call", metadata: "AttentionMetadata", work: "ThinWork", *, early: bool, keys_are_old: bool
-) -> None:
+def attend_thin(call: "Call", metadata: "AttentionMetadata", work: "ThinWork", *, early: bool) -> None:
     """Launch the decode kernel; see triton.decode.attend_thin."""
     from octavo.attention.hopper import decode as on_hopper
     from octavo.attention.triton import decode as portable
 
     kernel = on_hopper if on_hopper.unsupported_reason(call, work) is None else portable
-    kernel.attend_thin(call, metadata, work, early=early, keys_are_old=keys_are_old)
+    kernel.attend_thin(call, metadata, work, early=early)
 
 
 def attend_fat(call: "Call", work: "FatWork") -> None:

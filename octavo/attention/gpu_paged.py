@@ -3,7 +3,6 @@
 Importing this file imports no Triton.
 """
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -132,12 +131,11 @@ def plan_step(
     deterministic: bool = False,
     right: int | None = 0,
     num_splits: int = 0,
-    keys_are_old: bool = False,
 ) -> "StepMap":
     """Make a step's task map, for every layer with the shapes and dtypes of q and cache; see
     step_map.plan_step.
 
-    There is at least one query token and one sequence. keys_are_old: see StepMap.
+    There is at least one query token and one sequence.
 
     Raises:
         InvalidArgumentError: the work is a ForestPlan.
@@ -145,7 +143,7 @@ def plan_step(
     from octavo.attention.triton import step_map
 
     check_work(metadata.work, "triton")
-    planned = step_map.plan_step(
+    return step_map.plan_step(
         metadata,
         num_tokens=q.shape[0],
         num_heads=q.shape[1],
@@ -160,7 +158,6 @@ def plan_step(
         num_splits=num_splits,
         value_dim=cache.v.shape[3],
     )
-    return replace(planned, keys_are_old=keys_are_old)
 
 
 def attend_with_map(
@@ -269,6 +266,6 @@ def _attend_units(call: "Call", metadata: AttentionMetadata, step_map: "StepMap"
         call.queries.out.zero_()
         call.queries.lse.fill_(-torch.inf)
     if step_map.thin is not None:
-        choice.attend_thin(call, metadata, step_map.thin, early=early, keys_are_old=step_map.keys_are_old)
+        choice.attend_thin(call, metadata, step_map.thin, early=early)
     if step_map.fat is not None:
         choice.attend_fat(call, step_map.fat)

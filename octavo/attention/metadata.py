@@ -45,6 +45,9 @@ class AttentionMetadata:
             negative.
         is_fresh: the batch is one sequence with nothing in the cache yet, whose first token is token 0.
             Tokens after its last one are padding.
+        keys_are_old: each sequence has one query token, and no sequence sees the key of another one's. GPU
+            kernels may then read all else that is in the cache, and the metadata, while kernels that were
+            launched to start early still run; all of it must be older than they are.
     """
 
     cu_seqlens_q: Tensor
@@ -58,6 +61,7 @@ class AttentionMetadata:
     is_fresh: bool = False
     kv_begin: Tensor | None = None
     may_be_short: bool = False
+    keys_are_old: bool = False
 
     def __post_init__(self) -> None:
         """Check the batch.
@@ -80,6 +84,10 @@ class AttentionMetadata:
             raise InvalidArgumentError(
                 f"cu_seqlens_q must have {num_sequences + 1} entries, one more than seq_lens; "
                 f"got {self.cu_seqlens_q.shape[0]}"
+            )
+        if self.keys_are_old and self.max_query_len != 1:
+            raise InvalidArgumentError(
+                f"keys_are_old is for a single query token of each sequence, got {self.max_query_len}"
             )
         self.check_lengths()
         if self.kv_begin is not None or (self.plan is not None and self.plan.kv_begin is not None):

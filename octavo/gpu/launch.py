@@ -6,7 +6,9 @@ Programmatic dependent launch lets a kernel start, and load weights, while the o
     kernel B     weights ...... wait_for_previous()   | reads what A wrote
 
 Every kernel launched so must wait before it reads or writes anything that another kernel may touch, and must
-wait even if it has nothing to read: its own end tells the kernel after it that all before it have ended.
+wait even if it has nothing to read: its own end tells the kernel after it that all before it have ended. What
+was written before the last kernel that was launched normally has no need of it: decode attention reads its
+map and the keys of earlier steps so.
 """
 
 import threading

@@ -105,6 +105,7 @@ def test_wrong_arguments_are_refused(changes, message):
         ({"seq_lens": torch.zeros(2)}, r"seq_lens must be \[S\] int32 or int64; got \[2\] torch.float32"),
         ({"cu_seqlens_q": torch.zeros(1, 3).int()}, r"cu_seqlens_q must be \[S \+ 1\] int32 or int64"),
         ({"cu_seqlens_q": torch.zeros(2, dtype=torch.int32)}, "cu_seqlens_q must have 3 entries"),
+        ({"keys_are_old": True}, "keys_are_old is for a single query token of each sequence, got 2"),
         ({"max_seq_len": 200}, "a sequence of 200 tokens does not fit the block table's 4 columns"),
         ({"seq_lens": torch.tensor([20, 200])}, "a sequence of 200 tokens does not fit"),
     ],

@@ -7,14 +7,14 @@ import torch
 from overlaps import check_overlap
 from test_triton_forest_gpu import make_forest, shared_case, upload
 from test_triton_gpu import plain_torch
-from triton_cases import HAS_GPU, make_case, poisoned_memory, to_device
+from triton_cases import HAS_GPU, make_case, poisoned_memory, tl, to_device, triton
 
 from octavo.attention import KVCache, gpu_paged
 from octavo.attention.hopper import decode as hopper_decode
 from octavo.attention.hopper.shapes import FEW_LEAVES_SHAPE, LEAF_SHAPE
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton.arguments import make_call
-from octavo.gpu import launch
+from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.steps.triton import TritonStep
 
@@ -25,9 +25,11 @@ SHORT = [1 + 37 * i % 200 for i in range(300)]
 PADDED = [70, 0, 0, 900, 0, 64, 1, 0]
 
 
-def decode_case(seq_lens, query_lens=None, *, group=4, kv_heads=2, block_size=64, dtype=torch.bfloat16):
+def decode_case(
+    seq_lens, query_lens=None, *, group=4, kv_heads=2, head_dim=128, block_size=64, dtype=torch.bfloat16
+):
     sizes = {"heads": group * kv_heads, "kv_heads": kv_heads, "block_size": block_size, "dtype": dtype}
-    return make_case(seq_lens, query_lens or [1] * len(seq_lens), head_dim=128, **sizes)
+    return make_case(seq_lens, query_lens or [1] * len(seq_lens), head_dim=head_dim, **sizes)
 
 
 def attend_twice(case, window):
@@ -182,59 +184,72 @@ def test_dead_rows_in_a_stale_plan(num_sequences):
     check_leaves(replace(planned, metadata=metadata), planned)
 
 
+@triton.jit
+def _sleep_kernel(NANOSECONDS: tl.constexpr, OVERLAP: tl.constexpr):
+    """Let the next kernels in, and make them wait."""
+    start_next(OVERLAP)
+    wait_for_previous(OVERLAP)
+    begin = tl.extra.cuda.globaltimer()
+    now = begin
+    while now - begin < NANOSECONDS:
+        now = tl.extra.cuda.globaltimer()
+
+
 class Chain:
     """Layers of attention between projections, each with a cache of its own whose newest keys are missing."""
 
-    def __init__(self, case, window):
-        self.case = to_device(case)
+    def __init__(self, case, windows):
+        moved = to_device(case)
+        (num_blocks, block_size, num_kv_heads, head_dim), device = moved.k_cache.shape, moved.q.device
+        self.num_heads, self.head_dim = moved.q.shape[1], head_dim
+        self.windows = windows
+        self.metadata = metadata = replace(moved.metadata, keys_are_old=True)
+        sizes = {"num_blocks": num_blocks, "block_size": block_size, "num_kv_heads": num_kv_heads}
         self.cache = KVCache.allocate(
-            num_layers=8,
-            num_blocks=case.cache.k.shape[0],
-            block_size=case.cache.k.shape[1],
-            num_kv_heads=2,
-            head_dim=128,
-            dtype=torch.bfloat16,
-            device="cuda",
+            num_layers=8, head_dim=head_dim, dtype=torch.bfloat16, device=device, **sizes
         )
         # A key that is read before it is stored makes the sequence's result NaN.
         self.cache.data.normal_()
-        slots = self.case.metadata.slot_mapping
+        slots = metadata.slot_mapping[metadata.slot_mapping >= 0]
         for layer in map(self.cache.layer, range(8)):
             for part in (layer.k, layer.v):
-                part[slots // 64, slots % 64] = torch.nan
+                part[slots // block_size, slots % block_size] = torch.nan
         self.old = self.cache.data.clone()
-        num_sequences = case.metadata.seq_lens.shape[0]
-        torch.manual_seed(0)
-        self.weights = [torch.randn(1024, 12 * 128, device="cuda").bfloat16() / 32 for _ in range(8)]
-        self.hidden = torch.empty(num_sequences, 1024, dtype=torch.bfloat16, device="cuda")
+        num_sequences, width = len(metadata.seq_lens), (self.num_heads + 2 * num_kv_heads) * head_dim
+        size = self.num_heads * head_dim
+        self.weights = [torch.randn(size, width, device=device).bfloat16() / size**0.5 for _ in range(8)]
+        self.hidden = torch.empty(num_sequences, size, dtype=torch.bfloat16, device=device)
         self.start = torch.randn_like(self.hidden)
-        self.rotations = torch.randn(2, num_sequences, 64, device="cuda")
-        self.window = window
+        self.rotations = torch.randn(2, num_sequences, head_dim // 2, device=device)
 
     def run(self):
         self.hidden.copy_(self.start)
         self.cache.data.copy_(self.old)
-        step = TritonStep(self.cache, self.case.metadata, num_heads=8)
+        step = TritonStep(self.cache, self.metadata, num_heads=self.num_heads)
         for layer, weight in enumerate(self.weights):
-            options = LayerOptions(layer, 0, 128**-0.5, self.window, 0.0, None)
-            self.hidden += step.attend(self.hidden @ weight, self.rotations, options)
+            window = self.windows[layer % len(self.windows)]
+            options = LayerOptions(layer, 0, self.head_dim**-0.5, window, 0.0, None)
+            qkv = self.hidden @ weight
+            launch(_sleep_kernel, (1,), NANOSECONDS=50_000, **overlap_options(qkv))
+            self.hidden += step.attend(qkv, self.rotations, options)
 
 
-@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("block_size", [16, 64, 320])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("windows", [(None,), (None, 100)], ids=["all keys", "windows"])
 @pytest.mark.parametrize(
-    "seq_lens", [[700, 1, 32, 33, 64, 65, 31, 1500], [1 + 29 * i % 400 for i in range(200)]], ids=len
+    "seq_lens", [[700, 1, 0, 32, 33, 64, 65, 0, 31, 1500], [1 + 29 * i % 400 for i in range(200)]], ids=len
 )
-def test_old_keys_are_copied_while_the_kernel_before_still_runs(seq_lens, window, monkeypatch):
-    """A tile with the new key, which that kernel stores, must wait for it."""
-    case = decode_case(seq_lens)
-    starts = torch.arange(len(seq_lens))
+def test_kernels_before_may_still_run(seq_lens, windows, head_dim, block_size, monkeypatch):
+    """What is read then is old: a tile with the new key waits until it is stored."""
+    case = decode_case(seq_lens, head_dim=head_dim, block_size=block_size)
     metadata = case.metadata
-    last = metadata.seq_lens - 1
-    slots = metadata.block_table[starts, (last // 64).long()] * 64 + last % 64
-    case = replace(case, metadata=replace(metadata, slot_mapping=slots))
-    chain = Chain(case, window)
+    last = (metadata.seq_lens - 1).long()
+    blocks = metadata.block_table[torch.arange(len(last)), last.clamp(min=0) // block_size]
+    slots = torch.where(last < 0, -1, blocks.long() * block_size + last % block_size)
+    chain = Chain(replace(case, metadata=replace(metadata, slot_mapping=slots)), windows)
     with monkeypatch.context() as patch:
-        patch.setattr(launch, "OVERLAP", False)
+        patch.setattr("octavo.gpu.launch.OVERLAP", False)
         chain.run()
     stored = chain.cache.data.view(torch.int16).clone()
     check_overlap(chain, monkeypatch)

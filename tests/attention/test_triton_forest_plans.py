@@ -13,7 +13,6 @@ from octavo.attention import (
     ForestPlan,
     KVCache,
     LayerCache,
-    choice,
     forest_attention,
     gpu_paged,
     paged_attention,
@@ -210,32 +209,6 @@ def test_a_steps_layers_have_sinks():
         for work in (forest, None):
             step = TritonStep(cache, replace(metadata, work=work), num_heads=4)
             assert (step.attend(qkv.clone(), rotations, options) - expected).abs().max() < 1e-5
-
-
-def test_only_a_step_of_single_tokens_reads_keys_before_it_waits(monkeypatch):
-    """Prompts may see keys that others of the step store, and operators' callers may just have stored any."""
-    kept, launch = [], choice.attend_thin
-
-    def note(call, metadata, work, *, early, keys_are_old):
-        kept.append(keys_are_old)
-        launch(call, metadata, work, early=early, keys_are_old=keys_are_old)
-
-    monkeypatch.setattr(choice, "attend_thin", note)
-    cache = KVCache.allocate(
-        num_layers=1, num_blocks=40, block_size=16, num_kv_heads=2, head_dim=16, device=DEVICE
-    )
-    cache.data.zero_()
-    for query_lens, are_old in (([1, 1], True), ([2, 1], False)):
-        metadata = to_device(make_case([20, 40], query_lens)).metadata
-        num_tokens = sum(query_lens)
-        qkv, rotations = (torch.ones(*x, device=DEVICE) for x in ((num_tokens, 128), (2, num_tokens, 8)))
-        TritonStep(cache, metadata, num_heads=4).attend(
-            qkv, rotations, LayerOptions(0, 0, 0.25, None, 0.0, None)
-        )
-        q = qkv.view(num_tokens, 8, 16)[:, :4]
-        gpu_paged.paged_attention_with_lse(q, cache.layer(0), metadata, ScoreOptions(0.25))
-        assert kept == [are_old, False]
-        kept.clear()
 
 
 def test_refuses_what_it_was_not_made_for():

@@ -20,8 +20,8 @@ belong to. There is one warp per program, so no warp ever waits for another one.
 Each barrier has phase (tile number // STAGES) % 2. The `free` barriers of the pipe stay unused: the warp that
 starts a copy into a buffer is the one that has read the buffer before.
 
-While the kernel before still runs, programs find their run, and in steps of single tokens start to copy tiles
-without a new key.
+While kernels before still run, programs find their run and start to copy tiles without a new key, where
+metadata.keys_are_old.
 
 runs.py says which tiles a program works on, pieces.py how programs merge a (unit, kv head) that they share.
 The runs are those of triton/decode.py.
@@ -57,9 +57,7 @@ def unsupported_reason(call: Call, work: ThinWork) -> str | None:
     return caches.unsupported_reason(call)
 
 
-def attend_thin(
-    call: Call, metadata: AttentionMetadata, work: ThinWork, *, early: bool, keys_are_old: bool
-) -> None:
+def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, early: bool) -> None:
     """Attend the thin units and write their rows of the results; clears rows that no sequence covers.
 
     The arguments are those of triton.decode.attend_thin.
@@ -67,6 +65,7 @@ def attend_thin(
     tile = work.shape
     shape = call.shape(tile)
     overlap = overlaps(call.q)
+    keys_are_old = metadata.keys_are_old and overlap and not early
     most_rows = min(tile.rows, power_of_two(metadata.max_query_len * shape.group.value))
     launch(
         _attend_thin_kernel,
@@ -75,7 +74,7 @@ def attend_thin(
         Run(work.units, work.schedule, work.arrivals, work.partial_out, work.partial_lse),
         *(metadata.cu_seqlens_q, metadata.seq_lens.shape[0], call.q.shape[0]),
         *(shape, most_rows, tile.num_stages, metadata.max_query_len > 1),
-        *(overlap, early and overlap, keys_are_old and overlap and not early),
+        *(overlap, early and overlap, keys_are_old),
         num_warps=1,
         maxnreg=tile.max_registers,
         launch_pdl=overlap,
@@ -284,7 +283,7 @@ def _finish_piece(queries, run, now, tiles_per_program, top, total, values, shap
         gl.thread_barrier()
         counter = run.arrivals + now.unit * shape.kv_heads + now.kv_head
         if gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_pieces - 1:
-            # Reset for the next layer, whose kernel starts after this one has ended.
+            # Reset for the next layer, whose kernel waits until this one has ended.
             gl.store(counter, 0)
             merge_pieces(
                 queries, run, record, now.kv_head, head_begin, first_program, num_pieces,

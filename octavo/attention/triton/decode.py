@@ -22,20 +22,14 @@ from octavo.gpu.device import power_of_two
 from octavo.gpu.launch import launch, overlaps, start_next, wait_for_previous
 
 
-def attend_thin(
-    call: Call, metadata: AttentionMetadata, work: ThinWork, *, early: bool, keys_are_old: bool
-) -> None:
+def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, early: bool) -> None:
     """Attend the thin units and write their rows of the results; clear rows that no sequence covers.
 
-    Args:
-        call: what to attend.
-        metadata: of the step.
-        work: its thin units.
-        early: do not wait for the previous kernel. It must let this one start only when queries can be read.
-        keys_are_old: see StepMap; without `early`, what is old is read while the previous kernel still runs.
+    early: do not wait for the previous kernel. It must let this one start only when queries can be read.
     """
     tile = work.shape
     overlap = overlaps(call.q)
+    keys_are_old = metadata.keys_are_old and overlap and not early
     shape = call.shape(tile)
     most_rows = power_of_two(min(tile.rows, metadata.max_query_len * shape.group.value))
     launch(
@@ -44,7 +38,7 @@ def attend_thin(
         *(call.queries, call.cache, call.score),
         *(work.units, work.schedule, work.arrivals, work.partial_out, work.partial_lse),
         *(metadata.cu_seqlens_q, metadata.seq_lens.shape[0], call.q.shape[0]),
-        *(shape, most_rows, overlap, early and overlap, keys_are_old and overlap and not early),
+        *(shape, most_rows, overlap, early and overlap, keys_are_old),
         launch_pdl=overlap,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -132,7 +126,7 @@ def _attend_piece(
         first_program = head_begin // tiles_per_program
         num_pieces = (head_begin + num_tiles - 1) // tiles_per_program - first_program + 1
         if arrived == num_pieces - 1:
-            # Reset for the next layer, whose kernel starts after this one has ended.
+            # Reset for the next layer, whose kernel waits until this one has ended.
             tl.store(arrivals + unit * shape.kv_heads + kv_head, 0)
             _merge_pieces(
                 queries, partial_out, partial_lse, head_begin, first_program, num_pieces,

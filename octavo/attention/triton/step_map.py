@@ -140,7 +140,8 @@ def _thin_work(shape: TileShape, metadata: AttentionMetadata, layers: Layers, se
         # A sequence that is alone is read fast only by all programs.
         MOST_PIECES if num_units > 1 else num_programs,
     )
-    # The last launch: whoever reads units and schedule before it waits (hopper.decode) comes after both.
+    # Launched last: units and schedule are written when it starts, and decode kernels read both before they
+    # wait, where metadata.keys_are_old. (A tape makes tensors first, but operators, which it repeats, wait.)
     arrivals = torch.zeros(num_units, layers.num_kv_heads, dtype=torch.int32, device=device)
     return ThinWork.allocate(shape, units, schedule, arrivals, layers.value_dim)
 

@@ -93,8 +93,6 @@ class StepMap:
         positions: [T] int32, shifted by ScoreOptions.shift; those that no sequence covers are undefined.
         covers_all: attending writes the results of every row of q, also of those that no sequence covers.
         forest: shared nodes, whose keys are not among those of thin and fat, or None.
-        keys_are_old: each sequence has one query token, and the kernel before attention writes nothing that
-            attention reads but queries, and the keys and values of those tokens.
     """
 
     thin: ThinWork | None
@@ -104,4 +102,3 @@ class StepMap:
     right: int | None = 0
     positions: Tensor | None = None
     covers_all: bool = True
-    keys_are_old: bool = False

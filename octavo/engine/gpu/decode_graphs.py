@@ -74,5 +74,7 @@ class DecodeGraphs(StepGraphs[DecodeVariant]):
             *(input_ids, positions, slots, self._starts[: size + 1], seq_lens, self._table[:size]),
             max_query_len=1,
             shares=variant.shares,
+            # A row's last token was sampled in an earlier step, so all keys before it were stored by then.
+            keys_are_old=True,
         )
         self.buffers.last[:size].copy_(hidden)

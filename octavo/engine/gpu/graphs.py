@@ -122,6 +122,7 @@ class CapturedNetwork:
         max_query_len: int,
         shares: bool,
         is_fresh: bool = False,
+        keys_are_old: bool = False,
     ) -> Tensor:
         """Run the network.
 
@@ -133,7 +134,7 @@ class CapturedNetwork:
             block_table: [S, columns] int32.
             max_query_len: most new tokens of a sequence.
             shares: the forest holds a plan of this step.
-            is_fresh: see AttentionMetadata.
+            is_fresh, keys_are_old: see AttentionMetadata.
 
         Returns:
             [T, hidden] as Decoder.forward.
@@ -148,5 +149,6 @@ class CapturedNetwork:
             max_seq_len=self.max_model_len,
             work=self.forest if shares else None,
             is_fresh=is_fresh,
+            keys_are_old=keys_are_old,
         )
         return self.decoder.forward(input_ids, self.kv_cache, metadata)

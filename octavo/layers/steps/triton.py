@@ -22,9 +22,6 @@ class TritonStep:
     window read shared prefixes once, by the forest in the metadata; layers with one read them per sequence. A
     long fresh prompt that is alone in its step uses dense.attend_dense if cuDNN supports the layer. A single
     token between GEMVs has a kernel that does all of it; between other GEMMs it was slower.
-
-    In a step with one token for each sequence, keys before it have to be of earlier steps: they are read
-    while the kernel that stores the new ones still runs. Prompts may see keys that others of the step store.
     """
 
     def __init__(
@@ -79,9 +76,7 @@ class TritonStep:
             return dense.attend_dense(qkv, **heads, scale=options.scale)
         if window not in self._maps:
             self._maps[window] = plan_step(
-                *(q, cache, self._metadata, window),
-                deterministic=self._deterministic,
-                keys_are_old=self._metadata.max_query_len == 1,
+                q, cache, self._metadata, window, deterministic=self._deterministic
             )
         out, _ = attend_with_map(q, cache, self._metadata, scores, self._maps[window])
         return out.flatten(1)
