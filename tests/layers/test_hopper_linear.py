@@ -94,18 +94,15 @@ def test_what_pays_off(on_hopper: None) -> None:
 
     assert chosen(0, 64, 64) == "plain"
     assert chosen(1, 65536, 4096) == "skinny"
-    assert [chosen(4, *sizes) for sizes in ((64, 64), (64, 4096), (65536, 64))] == [
-        "skinny",
-        "plain",
-        "plain",
-    ]
-    assert [chosen(rows, 64, 64) for rows in (5, 256, 257)] == ["hopper", "hopper", "plain"]
-    assert [chosen(rows, 2064, 64) for rows in (5, 128, 129)] == ["hopper", "hopper", "plain"]
+    few = [(rows, *sizes) for rows in (2, 3) for sizes in ((64, 64), (64, 4096), (65536, 64))]
+    assert [chosen(*each) for each in few] == ["skinny", "plain", "plain", "hopper", "hopper", "plain"]
+    assert [chosen(rows, 64, 64) for rows in (3, 256, 257)] == ["hopper", "hopper", "plain"]
+    assert [chosen(rows, 2064, 64) for rows in (3, 128, 129)] == ["hopper", "hopper", "plain"]
     for columns, size in ((64, 4096), (4096, 1088), (6144, 1024)):
-        assert [chosen(rows, columns, size) for rows in (5, 64, 65)] == ["hopper", "hopper", "plain"]
-    assert [chosen(rows, 4096, 1024) for rows in (5, 128, 129)] == ["hopper", "hopper", "plain"]
+        assert [chosen(rows, columns, size) for rows in (3, 64, 65)] == ["hopper", "hopper", "plain"]
+    assert [chosen(rows, 4096, 1024) for rows in (3, 128, 129)] == ["hopper", "hopper", "plain"]
     assert chosen(16, 65536, 64) == "plain"
-    assert chosen(16, 64, 96) == "plain"
+    assert [chosen(rows, 64, 96) for rows in (4, 5)] == ["skinny", "plain"]
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,8 @@ def test_rows_do_not_touch_each_other() -> None:
 def test_what_it_is_used_for() -> None:
     weight = random(1024, 512)
     assert choose_gemm(random(16, 512), weight) == "hopper"
-    assert choose_gemm(random(4, 512), weight) == "skinny"
+    assert choose_gemm(random(3, 512), weight) == "hopper"
+    assert choose_gemm(random(2, 512), weight) == "skinny"
     assert choose_gemm(random(256, 512), weight) == "hopper"
     assert choose_gemm(random(257, 512), weight) == "plain"
     assert choose_gemm(random(129, 512), random(2064, 512)) == "plain"

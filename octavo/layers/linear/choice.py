@@ -11,8 +11,8 @@
 
     each GEMM of a plain layer on a GPU with Triton, by the rows M of x
       1                           gemv, on a Hopper GPU, half precision: fuses norm, activation, residual sum
-      1 to 4                      skinny: fuses the same
-      5 to 256                    hopper, on a Hopper GPU: fuses activation and residual sum
+      1 or 2, elsewhere to 4      skinny: fuses the same
+      3 to 256                    hopper, on a Hopper GPU: fuses activation and residual sum
       others                      plain
 
 Each GEMM's own unsupported_reason says whether it can run. Which one is fastest is decided here, by limits
@@ -84,7 +84,7 @@ _GEMV_MAX_SIZE = 16384
 _SKINNY_MAX_SIZE = 4096
 # Hopper: minimum of rows; maximum of rows for small N, for large N, and for large weights or K. For more rows
 # cuBLAS is as fast, or up to 1.7 times as fast (ADR 15); at an LM head it is as fast.
-HOPPER_MIN_ROWS = 5
+HOPPER_MIN_ROWS = 3
 HOPPER_MAX_ROWS = 256
 _HOPPER_MAX_ROWS_WIDE = 128
 _HOPPER_MAX_ROWS_LARGE = 64
@@ -230,11 +230,11 @@ def choose_gemm(x: Tensor, weight: Tensor) -> Gemm:
     has_gemv = num_rows == 1 and size <= _GEMV_MAX_SIZE and num_columns < _VOCABULARY
     if has_gemv and gemv_tiling.unsupported_reason(weight) is None:
         return "gemv"
-    if num_rows <= skinny_tiling.MAX_ROWS:
-        pays_off = num_rows == 1 or (num_rows > 1 and size < _SKINNY_MAX_SIZE and num_columns < _VOCABULARY)
-        return "skinny" if pays_off else "plain"
     max_rows = HOPPER_MAX_ROWS if num_columns <= _WIDE else _HOPPER_MAX_ROWS_WIDE
     if size >= _LONG or num_columns * size > _LARGE:
         max_rows = _HOPPER_MAX_ROWS_LARGE
     pays_off = HOPPER_MIN_ROWS <= num_rows <= max_rows and num_columns < _VOCABULARY
-    return "hopper" if pays_off and hopper_tiling.unsupported_reason(x, weight) is None else "plain"
+    if pays_off and hopper_tiling.unsupported_reason(x, weight) is None:
+        return "hopper"
+    is_short = 1 < num_rows <= skinny_tiling.MAX_ROWS and size < _SKINNY_MAX_SIZE
+    return "skinny" if num_rows == 1 or (is_short and num_columns < _VOCABULARY) else "plain"

@@ -1,4 +1,4 @@
-"""The GEMM of 5 to 256 rows for Hopper GPUs, y = epilogue(x W^T); imported only where Triton runs.
+"""The GEMM of 3 to 256 rows for Hopper GPUs, y = epilogue(x W^T); imported only where Triton runs.
 
 With more rows than the skinny GEMM supports, tensor cores do the arithmetic; reading the weights and
 starting up still take most of the time. So one warp fetches weights by TMA as soon as the program starts,
