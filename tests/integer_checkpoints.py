@@ -54,7 +54,7 @@ def random_matrix(
         rng.shuffle(groups)
     zeros = np.full((rows, num_groups), most // 2)
     if not symmetric:
-        zeros = rng.integers(1, most, (rows, num_groups))
+        zeros = rng.integers(0, most, (rows, num_groups))
     scales = rng.uniform(0.5, 1.5, (rows, num_groups)) * (4.0 / most / columns**0.5)
     return Matrix(rng.integers(0, most, shape), zeros, scales.astype(np.float16), groups)
 
@@ -83,10 +83,11 @@ def awq(matrix: Matrix, fields: dict[str, Any]) -> dict[str, Tensor]:
 
 def gptq(matrix: Matrix, fields: dict[str, Any]) -> dict[str, Tensor]:
     bits = fields["bits"]
-    offset = 0 if fields.get("checkpoint_format") == "gptq_v2" else 1
+    # Subtracted from words, as GPTQModel does it: a zero of 0 borrows from its neighbour.
+    ones = 0 if fields.get("checkpoint_format") == "gptq_v2" else 0x01010101 if bits == 8 else 0x11111111
     return {
         "qweight": pack(matrix.quants, bits).T.contiguous(),
-        "qzeros": pack(matrix.zeros.T - offset, bits),
+        "qzeros": pack(matrix.zeros.T, bits) - ones,
         "scales": tensor(matrix.scales.T),
         "g_idx": tensor(matrix.groups.astype(np.int32)),
     }

@@ -1,6 +1,6 @@
 """Reads a checkpoint's scales of a float8 KV cache: the value that 1.0 in the cache stands for.
 
-    model.layers.0.self_attn.k_scale   [1], or [KH]: one for each kv head
+    model.layers.0.self_attn.k_scale   [1], or [KH] or [KH, 1, 1]: one for each kv head
     model.layers.0.self_attn.v_scale
 
 Tools that calibrate a cache write them beside weights of any dtype. vLLM uses the same names.
@@ -48,9 +48,9 @@ def read_kv_scales(weights: WeightSource, config: ModelConfig, heads: range) -> 
 
 def _read(weights: WeightSource, name: str, num_kv_heads: int) -> Tensor:
     shape = tuple(weights.shape(name))
-    if shape not in ((1,), (num_kv_heads,)):
+    if shape[:1] not in ((1,), (num_kv_heads,)) or any(size != 1 for size in shape[1:]):
         raise WeightsError(f"{name} is {list(shape)}, expected [1] or [{num_kv_heads}], one per kv head")
-    scale = weights.read(name, dtype=torch.float32)
+    scale = weights.read(name, dtype=torch.float32).flatten()
     if not bool(((scale > 0) & scale.isfinite()).all()):
         raise WeightsError(f"{name} must hold finite numbers above 0, got {scale.tolist()}")
     return scale.expand(num_kv_heads)

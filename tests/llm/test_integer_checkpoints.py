@@ -39,6 +39,83 @@ def test_a_model_is_what_its_numbers_mean(tmp_path: Path, name: str) -> None:
     assert (error > 1e-5) == (name != "gptq-odd")
 
 
+def mixed() -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
+    """A checkpoint in four ways: 4 bits in two groups, 8 bits, float8."""
+    ways = {
+        "attn": compressed_fields(32, symmetric=False),
+        "gate": compressed_fields(-1, bits=8),
+        "1.mlp.down": compressed_fields(64),
+    }
+    stored, meant = make(ways["attn"])
+    for part in ("gate", "1.mlp.down"):
+        other, its_meaning = make(ways[part])
+        stored = {name: each for name, each in stored.items() if part not in name}
+        stored |= {name: each for name, each in other.items() if part in name}
+        meant |= {name: each for name, each in its_meaning.items() if part in name}
+    for layer in ("0.mlp.up_proj", "1.mlp.up_proj", "0.mlp.down_proj"):
+        name = f"model.layers.{layer}.weight"
+        stored = {each: values for each, values in stored.items() if layer not in each}
+        scale = meant[name].abs().amax(1, keepdim=True) / 448
+        stored[name] = (meant[name] / scale).to(torch.float8_e4m3fn)
+        stored[f"{name}_scale"] = scale
+        meant[name] = stored[name].float() * scale
+    weights = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
+    groups = {
+        name: way["config_groups"]["group_0"] | {"format": "pack-quantized", "targets": [f"re:.*{name}.*"]}
+        for name, way in ways.items()
+    }
+    groups["rest"] = {"targets": ["Linear"], "weights": weights, "format": "naive-quantized"}
+    return stored, meant, ways["attn"] | {"config_groups": groups, "format": "mixed-precision"}
+
+
+@pytest.mark.parametrize("name", ["gptq-asymmetric", "gptq-128", "awq-32"])
+def test_auto_round_has_layouts_of_others(tmp_path: Path, name: str) -> None:
+    stored, meant = make(FIELDS[name])
+    own = {each: FIELDS[name][each] for each in ("bits", "group_size", "sym") if each in FIELDS[name]}
+    own |= {"quant_method": "auto-round", "packing_format": f"auto_round:auto_{name.split('-')[0]}"}
+    model = write(tmp_path / "stored", stored, CONFIG | {"quantization_config": own})
+    expected = logprobs(write(tmp_path / "meant", meant, CONFIG))
+    torch.testing.assert_close(logprobs(model, quantization="none"), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_matrices_may_be_quantised_in_several_ways(tmp_path: Path) -> None:
+    stored, meant, fields = mixed()
+    model = write(tmp_path / "stored", stored, CONFIG | {"quantization_config": fields})
+    expected = logprobs(write(tmp_path / "meant", meant, CONFIG))
+    torch.testing.assert_close(logprobs(model, quantization="none"), expected, rtol=1e-5, atol=1e-5)
+    assert 1e-5 < (logprobs(model) - expected).abs().max().item() < 0.15
+
+
+@pytest.mark.parametrize("form", ["gptq", "gptq_v2"])
+def test_layers_of_gptq_may_have_other_numbers(tmp_path: Path, form: str) -> None:
+    """As `dynamic` says: an LM head in 8 bits, a layer left as it is, others without zeros of their own."""
+    usual, others = gptq_fields(64, form=form), gptq_fields(32, bits=8, sym=False, desc_act=True, form=form)
+    stored, meant = make(usual)
+    different, its_meaning = make(others, also=("lm_head.weight",))
+    kept = "model.layers.0.mlp.up_proj"
+    for part in ("lm_head", "down_proj"):
+        stored = {name: each for name, each in stored.items() if part not in name}
+        stored |= {name: each for name, each in different.items() if part in name}
+        meant |= {name: each for name, each in its_meaning.items() if part in name}
+    stored = {name: each for name, each in stored.items() if kept not in name}
+    stored[f"{kept}.weight"] = meant[f"{kept}.weight"]
+    settings = {name: others[name] for name in ("bits", "group_size", "sym", "desc_act")}
+    dynamic = {"lm_head": settings, r"+:.*down_proj": settings, rf"-:{kept}": {}}
+    model = write(tmp_path / "stored", stored, CONFIG | {"quantization_config": usual | {"dynamic": dynamic}})
+    expected = logprobs(write(tmp_path / "meant", meant, CONFIG))
+    torch.testing.assert_close(logprobs(model, quantization="none"), expected, rtol=1e-5, atol=1e-5)
+    assert 1e-5 < (logprobs(model) - expected).abs().max().item() < 0.2
+
+
+def test_a_matrix_that_fits_none_of_several_ways_is_refused_by_name(tmp_path: Path) -> None:
+    stored, _, fields = mixed()
+    name = "model.layers.0.self_attn.q_proj.weight_scale"
+    stored[name] = stored[name][:, 1:]
+    model = write(tmp_path, stored, CONFIG | {"quantization_config": fields})
+    with pytest.raises(WeightsError, match=re.escape(f"{name} is ")):
+        LLM(model, device="cpu")
+
+
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("name", ["awq-32", "gptq-ordered", "compressed-ordered"])
 def test_embeddings_and_lm_heads_may_be_packed(tmp_path: Path, name: str, tied: bool) -> None:

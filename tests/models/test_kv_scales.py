@@ -40,6 +40,14 @@ def test_none_are_needed() -> None:
     assert make_decoder(CONFIG, random_weights(CONFIG)).kv_scales is None
 
 
+def test_tools_write_more_dimensions() -> None:
+    """Trap: llm-compressor writes [KH, 1, 1] for a cache with a scale for each head."""
+    scale = {"model.layers.0.self_attn.k_scale": torch.tensor([1.0, 1.5]).view(2, 1, 1)}
+    scales = make_decoder(CONFIG, weights_with(per_head=False, **scale)).kv_scales
+    assert scales is not None
+    assert scales[0, 0].tolist() == [1, 1.5]
+
+
 @pytest.mark.parametrize("per_head", [False, True])
 def test_a_scale_is_for_a_layer_or_for_each_of_its_heads(per_head: bool) -> None:
     scales = make_decoder(CONFIG, weights_with(per_head=per_head)).kv_scales
@@ -63,7 +71,7 @@ def test_scales_of_queries_are_ignored() -> None:
     ("scale", "message"),
     [
         (torch.ones(3), r"expected \[1\] or \[2\]"),
-        (torch.ones(1, 1), r"expected \[1\] or \[2\]"),
+        (torch.ones(2, 2), r"expected \[1\] or \[2\]"),
         (torch.zeros(1), "finite numbers above 0"),
         (torch.tensor([1.0, -1.0]), "finite numbers above 0"),
         (torch.tensor([torch.inf]), "finite numbers above 0"),

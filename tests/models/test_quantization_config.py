@@ -22,6 +22,21 @@ CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True
 GROUP = {"targets": ["Linear"], "weights": WEIGHTS, "input_activations": INPUTS, "output_activations": None}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
+# Beside the fields of a format, in version 0.15.
+AUTO_ROUND = {
+    **{
+        "autoround_version": "0.15.1",
+        "data_type": "int",
+        "enable_quanted_input": True,
+        "provider": "auto-round",
+    },
+    **{"static_attention_granularity": "per_tensor", "static_kv_granularity": "per_tensor"},
+    "to_quant_block_names": "model.layers",
+}
+OWN_AUTO_ROUND = AUTO_ROUND | {
+    **{"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq"},
+    **{"bits": 4, "group_size": 128, "sym": True},
+}
 PACKED_WEIGHTS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
 COMPRESSED = {
     "quant_method": "compressed-tensors",
@@ -54,7 +69,7 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     ({"quant_method": "fp9"}, UnsupportedModelError, "'fp9' is not supported; did you mean 'fp8'?"),
     ({"quant_method": 8}, UnsupportedModelError, "quant_method 8"),
     ({"quant_method": "bitsandbytes", "load_in_4bit": True}, UnsupportedModelError, "'bitsandbytes'"),
-    ({"quant_method": "hqq"}, UnsupportedModelError, "supported: awq"),
+    ({"quant_method": "hqq"}, UnsupportedModelError, "supported: auto-round, awq"),
     (FP8 | {"fmt": "e5m2"}, UnsupportedModelError, "fmt = 'e5m2' is not supported; supported: 'e4m3'"),
     (FP8 | {"activation_scheme": "none"}, UnsupportedModelError, "activation_scheme = 'none'"),
     (FP8 | {"activation_scheme": 3}, UnsupportedModelError, "activation_scheme = 3"),
@@ -82,7 +97,12 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (COMPRESSED | {"format": "marlin-24"}, UnsupportedModelError, "format 'marlin-24' is not supported"),
     (COMPRESSED | {"format": None}, UnsupportedModelError, "format None"),
     (COMPRESSED | {"config_groups": [1]}, FileFormatError, "config_groups must be an object"),
-    (COMPRESSED | {"config_groups": {"a": GROUP, "b": GROUP}}, UnsupportedModelError, "got 2: a, b"),
+    (
+        COMPRESSED | {"config_groups": {"a": GROUP, "b": 3}},
+        FileFormatError,
+        "config_groups: b must be an object",
+    ),
+    (COMPRESSED | {"moe_sparsity_config": {"a": 1}}, UnsupportedModelError, "moe_sparsity_config = "),
     (COMPRESSED | {"config_groups": {"a": 3}}, FileFormatError, "config_groups: a must be an object"),
     (COMPRESSED | {"kv_cache_scheme": [1]}, FileFormatError, "kv_cache_scheme must be an object"),
     (COMPRESSED | {"kv_cache_scheme": INPUTS}, UnsupportedModelError, "kv_cache_scheme: dynamic = True"),
@@ -129,7 +149,9 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (AWQ | {"version": "exllama"}, UnsupportedModelError, "version = 'exllama'"),
     (AWQ | {"format": "llm-awq"}, UnsupportedModelError, "format = 'llm-awq'"),
     (AWQ | {"desc_act": True}, UnsupportedModelError, "desc_act = True"),
-    (AWQ | {"zero_point": False}, UnsupportedModelError, "zero_point = False"),
+    (AWQ | {"zero_point": "yes"}, UnsupportedModelError, "zero_point = 'yes'"),
+    (AWQ | {"method": "paroquant"}, UnsupportedModelError, "method = 'paroquant'"),
+    (AWQ | {"data_type": "nv_fp"}, UnsupportedModelError, "data_type = 'nv_fp'"),
     (AWQ | {"group_size": 0}, FileFormatError, "group_size must be an integer"),
     (AWQ | {"group_size": "128"}, FileFormatError, "group_size must be an integer"),
     (AWQ | {"group_size": None}, FileFormatError, "group_size is missing"),
@@ -149,7 +171,19 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     ),
     (GPTQ | {"is_marlin_format": True}, UnsupportedModelError, "is_marlin_format = True"),
     (GPTQ | {"pack_dtype": "int64"}, UnsupportedModelError, "pack_dtype = 'int64'"),
-    (GPTQ | {"dynamic": {"-:lm_head": {}}}, UnsupportedModelError, "dynamic = "),
+    (GPTQ | {"dynamic": {"+:lm_head": {"bits": 2}}}, UnsupportedModelError, "dynamic: +:lm_head: bits = 2"),
+    (GPTQ | {"dynamic": {"+:lm_head": 8}}, FileFormatError, "dynamic: +:lm_head must be an object, got 8"),
+    (GPTQ | {"method": "awq"}, UnsupportedModelError, "method = 'awq'"),
+    (
+        OWN_AUTO_ROUND | {"packing_format": "auto_round"},
+        UnsupportedModelError,
+        "packing_format = 'auto_round'",
+    ),
+    (OWN_AUTO_ROUND | {"data_type": "mx_fp"}, UnsupportedModelError, "data_type = 'mx_fp'"),
+    (OWN_AUTO_ROUND | {"act_bits": 8}, UnsupportedModelError, "act_bits = 8"),
+    (OWN_AUTO_ROUND | {"bits": 2}, UnsupportedModelError, "bits = 2"),
+    (OWN_AUTO_ROUND | {"extra_config": {"a": {"bits": 8}}}, UnsupportedModelError, "extra_config: 'a' = "),
+    (OWN_AUTO_ROUND | {"bitz": 4}, UnsupportedModelError, "unknown field 'bitz'"),
     (GPTQ | {"desc_akt": True}, UnsupportedModelError, "unknown field 'desc_akt'; did you mean 'desc_act'"),
     (packed({"num_bits": 3}), UnsupportedModelError, "num_bits = 3 is not supported; supported: 4, 8"),
     (packed({"type": "float"}), UnsupportedModelError, "type = 'float'"),
@@ -189,6 +223,29 @@ def test_what_is_malformed_or_unknown_is_refused_by_name(
         packed(),
         packed({"strategy": "channel", "group_size": None, "symmetric": False, "num_bits": 8}),
         packed({"actorder": "group", "observer": "mse", "block_structure": None}),
+        GPTQ | AUTO_ROUND | {"method": "gptq", "dynamic": {"-:.*mlp.gate": {}, "lm_head": {"bits": 8}}},
+        AWQ | AUTO_ROUND | {"method": "awq", "zero_point": False},
+        OWN_AUTO_ROUND,
+        OWN_AUTO_ROUND | {"packing_format": "auto_round:auto_awq", "sym": False},
+        OWN_AUTO_ROUND | {"extra_config": {"lm_head": {"bits": 16, "data_type": "float"}}},
+        OWN_AUTO_ROUND
+        | {
+            "packing_format": "auto_round:fp8",
+            "data_type": "fp",
+            "weight_block_size": [128, 128],
+            "act_bits": 8,
+        },
+        COMPRESSED | {"moe_sparsity_config": None, "provider": "auto-round"},
+        COMPRESSED | {"config_groups": {"a": GROUP | {"format": None}}},
+        COMPRESSED
+        | {
+            "format": "mixed-precision",
+            "config_groups": {
+                "a": GROUP | {"format": "float-quantized"},
+                "b": packed()["config_groups"]["group_0"] | {"format": "pack-quantized"},
+            },
+        },
+        compressed(format="naive-quantized", input_activations=None),
         COMPRESSED,
         COMPRESSED | {"kv_cache_scheme": CACHE | {"observer": "minmax", "group_size": None}},
         compressed(format="float-quantized", input_activations=None),

@@ -2,6 +2,7 @@
 
     here, Qwen, OLMoE   mlp.gate.weight (router), mlp.experts.3.gate_proj.weight, .up_proj, .down_proj
     Mixtral             block_sparse_moe.gate.weight, .experts.3.w1.weight, .w3, .w2
+    llm-compressor      block_sparse_moe.gate.weight, .experts.3.gate_proj.weight, .up_proj, .down_proj
     transformers 5      mlp.gate.weight, mlp.experts.gate_up_proj [E, 2 n, hidden], .down_proj [E, hidden, n]
 
 Scales and packed integers of quantised experts are beside them: `.experts.3.w1.qweight`,
@@ -21,7 +22,9 @@ from octavo.models.experts.gpt_oss import PARTS, gpt_oss_places
 from octavo.models.renamed import Place, by_name, renamed, renamed_tensors
 from octavo.models.weights import Part, StoredTensors, WeightSource
 
-_MIXTRAL = re.compile(r"(.*)\.block_sparse_moe\.(?:gate|experts\.(\d+)\.(w1|w2|w3))\.(\w+)")
+_MIXTRAL = re.compile(
+    r"(.*)\.block_sparse_moe\.(?:gate|experts\.(\d+)\.(w1|w2|w3|gate_proj|up_proj|down_proj))\.(\w+)"
+)
 _MIXTRAL_PROJECTIONS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 _STACKED = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)(\w*)")
 # What follows the name of a stack -> what follows the name of an expert's projection.
@@ -85,7 +88,11 @@ def _places(weights: WeightSource, name: str, tile_rows: int = 1) -> Iterator[tu
     shape = tuple(weights.shape(name))
     if (match := _MIXTRAL.fullmatch(name)) is not None:
         prefix, expert, projection, suffix = match.groups()
-        part = "gate" if expert is None else f"experts.{expert}.{_MIXTRAL_PROJECTIONS[projection]}"
+        part = (
+            "gate"
+            if expert is None
+            else f"experts.{expert}.{_MIXTRAL_PROJECTIONS.get(projection, projection)}"
+        )
         yield f"{prefix}.mlp.{part}.{suffix}", Place(name=name, shape=shape)
         return
     match = _STACKED.fullmatch(name)

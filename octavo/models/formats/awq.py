@@ -17,21 +17,22 @@ from octavo.models.formats.integers import (
     WORD,
     check_words,
     groups_of,
-    open_matrices,
     unpack_rows,
     words_of,
 )
+from octavo.models.formats.matrix_schemes import open_matrices
 from octavo.models.formats.packed_matrix import PackedMatrix
 from octavo.models.formats.quantised_tensors import FLOATS, QuantisedTensors, check_tensor
 from octavo.models.formats.scheme_fields import CALIBRATION, check_patterns, read_group_size
 from octavo.models.weights import StoredTensors
 
+_SUFFIX = "qweight"
 _BITS = 4
 _PER_WORD = 8
 # Column i of a word's 8 is at this place in it.
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 _KEYS = CALIBRATION | {
-    *("bits", "desc_act", "do_fuse", "format", "fuse_max_seq_len", "group_size", "modules_to_fuse"),
+    *("bits", "desc_act", "do_fuse", "format", "fuse_max_seq_len", "group_size", "method", "modules_to_fuse"),
     *("modules_to_not_convert", "pre_quantized", "quant_method", "sym", "version", "zero_point"),
 }
 
@@ -43,7 +44,10 @@ def read_awq(fields: ConfigFields) -> "AWQScheme":
     for name in ("format", "version"):
         fields.require_one_of(name, ("gemm", "GEMM", None))
     fields.require_one_of("desc_act", (False, None))
-    fields.require_one_of("zero_point", (True, None))
+    # False where all zeros are alike: they are stored none the less.
+    fields.require_one_of("zero_point", (True, False, None))
+    fields.require_one_of("method", ("awq", None))
+    fields.require_one_of("data_type", ("int", None))
     check_patterns(fields, "modules_to_not_convert")
     return AWQScheme(read_group_size(fields))
 
@@ -60,10 +64,24 @@ class AWQScheme:
 
     def open(self, tensors: StoredTensors) -> QuantisedTensors:
         """See Scheme."""
-        return open_matrices(tensors, "qweight", self._matrix)
+        return open_matrices(tensors, [self])
 
-    def _matrix(self, tensors: StoredTensors, layer: str) -> "_Matrix":
-        name = f"{layer}qweight"
+    @property
+    def tile_rows(self) -> int:
+        """See MatrixScheme."""
+        return 1
+
+    def stores(self, tensors: StoredTensors, name: str) -> bool:
+        """See MatrixScheme."""
+        return name.endswith(f".{_SUFFIX}")
+
+    def fits(self, tensors: StoredTensors, name: str) -> bool:
+        """See MatrixScheme: there are no others."""
+        return True
+
+    def matrix(self, tensors: StoredTensors, name: str) -> "_Matrix":
+        """See MatrixScheme."""
+        layer = name.removesuffix(_SUFFIX)
         size, num_words = check_words(tensors, name)
         groups = groups_of(name, size, self.group_size)
         check_tensor(tensors, f"{layer}qzeros", name, (groups.number, num_words), {WORD})
@@ -80,11 +98,11 @@ class _Matrix(PackedMatrix):
     @property
     def tensors(self) -> Set[str]:
         """See StoredMatrix."""
-        return {f"{self.layer}{part}" for part in ("qweight", "qzeros", "scales")}
+        return {f"{self.layer}{part}" for part in (_SUFFIX, "qzeros", "scales")}
 
     def quants(self, rows: slice, columns: slice, order: Tensor | None, device: torch.device) -> Tensor:
         """See PackedMatrix."""
-        return self._unpacked("qweight", columns, rows, device)
+        return self._unpacked(_SUFFIX, columns, rows, device)
 
     def scales(self, rows: slice, groups: slice, device: torch.device) -> Tensor:
         """See PackedMatrix."""

@@ -3,22 +3,26 @@
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from octavo.errors import UnsupportedModelError, suggest
+from octavo.errors import UnsupportedModelError
 from octavo.models.config_fields import ConfigFields
 from octavo.models.formats.float8 import Float8Scheme
+from octavo.models.formats.matrix_schemes import MixedScheme
 from octavo.models.formats.pack_quantized import PackQuantizedScheme
 from octavo.models.formats.scheme_fields import ARGUMENTS, check_cache, check_patterns, read_block
 
 _KEYS = frozenset(
     {
         *("config_groups", "format", "global_compression_ratio", "ignore", "kv_cache_scheme"),
-        *("quant_method", "quantization_status", "sparsity_config", "transform_config", "version"),
+        *("moe_sparsity_config", "provider", "quant_method", "quantization_status", "sparsity_config"),
+        *("transform_config", "version"),
     }
 )
 _GROUP_KEYS = frozenset({"format", "input_activations", "output_activations", "targets", "weights"})
 
 
-def read_compressed_tensors(fields: ConfigFields) -> "Float8Scheme | PackQuantizedScheme | None":
+def read_compressed_tensors(
+    fields: ConfigFields,
+) -> "Float8Scheme | PackQuantizedScheme | MixedScheme | None":
     """Return the scheme, or None where only the KV cache is quantised; see schemes.read_scheme."""
     fields.require_known(_KEYS)
     check_cache(fields)
@@ -26,28 +30,27 @@ def read_compressed_tensors(fields: ConfigFields) -> "Float8Scheme | PackQuantiz
     if not groups:
         return None
     fields.require_one_of("quantization_status", ("compressed", "frozen", None))
-    for name in ("sparsity_config", "transform_config"):
+    for name in ("moe_sparsity_config", "sparsity_config", "transform_config"):
         if fields.mapping(name):
             raise UnsupportedModelError(f"{fields.where}: {name} = {fields.get(name)!r} is not supported")
     check_patterns(fields, "ignore")
-    if len(groups) > 1:
-        raise UnsupportedModelError(
-            f"{fields.where}: config_groups must have one group, got {len(groups)}: {', '.join(groups)}"
-        )
-    name, group = next(iter(groups.items()))
+    schemes = [_read_group(fields, name, group) for name, group in groups.items()]
+    return schemes[0] if len(schemes) == 1 else MixedScheme(schemes)
+
+
+def _read_group(fields: ConfigFields, name: str, group: object) -> Float8Scheme | PackQuantizedScheme:
     where = f"{fields.where}: config_groups: {name}"
     if not isinstance(group, Mapping):
         raise fields.error(f"config_groups: {name}", "an object", group)
-    inner = ConfigFields(group, {"format": fields.get("format")}, where=where)
+    inner = ConfigFields(group, {}, where=where)
     inner.require_known(_GROUP_KEYS)
     check_patterns(inner, "targets")
     if inner.get("output_activations") is not None:
         raise UnsupportedModelError(f"{where}: quantised output_activations are not supported")
-    form = inner.get("format")
+    form = inner.get("format") or fields.get("format")
     if not isinstance(form, str) or form not in _FORMATS:
         raise UnsupportedModelError(
-            f"{where}: format {form!r} is not supported{suggest(str(form), _FORMATS)}; "
-            f"supported: {', '.join(_FORMATS)}"
+            f"{where}: format {form!r} is not supported; supported: {', '.join(_FORMATS)}"
         )
     return _FORMATS[form](inner)
 
@@ -106,5 +109,10 @@ def _read_pack_quantized(group: ConfigFields) -> PackQuantizedScheme:
 
 # format -> reads a group of layers.
 _FORMATS: Mapping[str, Callable[[ConfigFields], Float8Scheme | PackQuantizedScheme]] = MappingProxyType(
-    {"float-quantized": _read_float8, "pack-quantized": _read_pack_quantized}
+    {
+        "float-quantized": _read_float8,
+        # What llm-compressor calls float8 weights whose activations are not quantised.
+        "naive-quantized": _read_float8,
+        "pack-quantized": _read_pack_quantized,
+    }
 )

@@ -20,8 +20,8 @@ from octavo.errors import ConfigError, UnsupportedModelError, WeightsError
 from octavo.layers.linear.float8.weight import FLOAT8_ROWS, Float8Weight
 from octavo.layers.linear.quantised import Storage
 from octavo.models.config_fields import ConfigFields
-from octavo.models.experts.names import with_stored_expert_names
-from octavo.models.formats.quantised_tensors import FLOATS, QuantisedTensors, check_the_rest
+from octavo.models.formats.matrix_schemes import open_matrices
+from octavo.models.formats.quantised_tensors import FLOATS, QuantisedTensors
 from octavo.models.formats.scheme_fields import check_cache, check_patterns, read_block
 from octavo.models.weights import Part, StoredTensors, slice_bounds
 
@@ -38,8 +38,6 @@ _MODELOPT_KEYS = frozenset(
         *("quant_algo", "quant_method"),
     }
 )
-# Names of the cache's scales that some tools put beside the projection.
-_CACHE_SCALES = {"k_proj.k_scale": "k_scale", "v_proj.v_scale": "v_scale"}
 
 
 def read_fp8(fields: ConfigFields) -> "Float8Scheme":
@@ -88,21 +86,27 @@ class Float8Scheme:
 
     def open(self, tensors: StoredTensors) -> QuantisedTensors:
         """See Scheme."""
-        tensors = with_stored_expert_names(tensors, self.tile[0] if self.tile else 1)
-        matrices: dict[str, _Matrix] = {}
-        for name in sorted(tensors.names()):
-            if tensors.type_name(name) == _TYPE and name.endswith(".weight"):
-                matrices[name] = self._matrix(tensors, name)
-        check_the_rest(tensors, set().union(*(matrix.tensors for matrix in matrices.values())))
-        renamed = {
-            name.removesuffix(theirs) + ours: name
-            for name in tensors.names()
-            for theirs, ours in _CACHE_SCALES.items()
-            if name.endswith(f".{theirs}")
-        }
-        return QuantisedTensors(tensors, matrices, renamed)
+        return open_matrices(tensors, [self])
 
-    def _matrix(self, tensors: StoredTensors, name: str) -> "_Matrix":
+    @property
+    def tile_rows(self) -> int:
+        """See MatrixScheme."""
+        return self.tile[0] if self.tile else 1
+
+    def stores(self, tensors: StoredTensors, name: str) -> bool:
+        """See MatrixScheme."""
+        return tensors.type_name(name) == _TYPE and name.endswith(".weight")
+
+    def fits(self, tensors: StoredTensors, name: str) -> bool:
+        """See MatrixScheme."""
+        scale, (rows, columns) = name.removesuffix("weight") + self.scale_name, tensors.shape(name)
+        if scale not in tensors.names():
+            return False
+        tiles = self.tile and (-(-rows // self.tile[0]), -(-columns // self.tile[1]))
+        return _trimmed(tensors.shape(scale)) in ([_trimmed(tiles)] if tiles else [(), _trimmed((rows,))])
+
+    def matrix(self, tensors: StoredTensors, name: str) -> "_Matrix":
+        """See MatrixScheme."""
         layer = name.removesuffix("weight")
         names, shape = tensors.names(), tensors.shape(name)
         if len(shape) != 2:

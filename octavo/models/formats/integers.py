@@ -8,12 +8,6 @@ from torch import Tensor
 
 from octavo.errors import ConfigError, UnsupportedModelError, WeightsError
 from octavo.layers.linear.blocks.weight import BLOCK
-from octavo.models.experts.names import with_stored_expert_names
-from octavo.models.formats.quantised_tensors import (
-    QuantisedTensors,
-    StoredMatrix,
-    check_the_rest,
-)
 from octavo.models.weights import Part, StoredTensors, slice_bounds
 
 WORD = "I32"
@@ -182,23 +176,3 @@ def check_words(tensors: StoredTensors, name: str) -> tuple[int, int]:
     if kind != WORD:
         raise UnsupportedModelError(f"{name} has the type {kind}; expected {WORD}")
     return shape[0], shape[1]
-
-
-def open_matrices(
-    tensors: StoredTensors, suffix: str, matrix_of: Callable[[StoredTensors, str], StoredMatrix]
-) -> QuantisedTensors:
-    """Return a checkpoint's tensors, those of packed matrices as matrices.
-
-    Args:
-        tensors: of the checkpoint.
-        suffix: of the names of packed integers, without its dot.
-        matrix_of: makes the matrix of a layer, given all tensors and the layer's name with its dot.
-
-    Raises:
-        UnsupportedModelError: a tensor of integers belongs to no matrix.
-    """
-    tensors = with_stored_expert_names(tensors)
-    layers = [name.removesuffix(suffix) for name in sorted(tensors.names()) if name.endswith(f".{suffix}")]
-    matrices = {f"{layer}weight": matrix_of(tensors, layer) for layer in layers}
-    check_the_rest(tensors, set().union(*(matrix.tensors for matrix in matrices.values())))
-    return QuantisedTensors(tensors, matrices, {})

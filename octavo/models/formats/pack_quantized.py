@@ -21,12 +21,12 @@ from octavo.models.formats.integers import (
     WORD,
     check_words,
     groups_of,
-    open_matrices,
     order_of,
     unpack,
     unpack_columns,
     words_of,
 )
+from octavo.models.formats.matrix_schemes import open_matrices
 from octavo.models.formats.packed_matrix import PackedMatrix
 from octavo.models.formats.quantised_tensors import FLOATS, QuantisedTensors, check_tensor
 from octavo.models.weights import StoredTensors
@@ -53,10 +53,34 @@ class PackQuantizedScheme:
 
     def open(self, tensors: StoredTensors) -> QuantisedTensors:
         """See Scheme."""
-        return open_matrices(tensors, _SUFFIX, self._matrix)
+        return open_matrices(tensors, [self])
 
-    def _matrix(self, tensors: StoredTensors, layer: str) -> "_Matrix":
-        name, per_word = layer + _SUFFIX, 32 // self.bits
+    @property
+    def tile_rows(self) -> int:
+        """See MatrixScheme."""
+        return 1
+
+    def stores(self, tensors: StoredTensors, name: str) -> bool:
+        """See MatrixScheme."""
+        return name.endswith(f".{_SUFFIX}")
+
+    def fits(self, tensors: StoredTensors, name: str) -> bool:
+        """See MatrixScheme."""
+        layer, names = name.removesuffix(_SUFFIX), tensors.names()
+        if not {f"{layer}weight_shape", f"{layer}weight_scale"} <= names:
+            return False
+        columns = tensors.read_stored(f"{layer}weight_shape").tolist()[-1]
+        groups = 1 if self.group_size == -1 else columns // self.group_size
+        return (
+            tensors.shape(name)[-1] == -(-columns * self.bits // 32)
+            and tensors.shape(f"{layer}weight_scale")[-1] == groups
+            and (f"{layer}weight_zero_point" in names) != self.is_symmetric
+            and (f"{layer}weight_g_idx" in names) == self.is_ordered
+        )
+
+    def matrix(self, tensors: StoredTensors, name: str) -> "_Matrix":
+        """See MatrixScheme."""
+        layer, per_word = name.removesuffix(_SUFFIX), 32 // self.bits
         num_rows, num_words = check_words(tensors, name)
         check_tensor(tensors, f"{layer}weight_shape", name, (2,), _INTEGERS)
         shape = tensors.read_stored(f"{layer}weight_shape").tolist()

@@ -7,13 +7,30 @@ from octavo.models.config_fields import ConfigFields
 
 _CACHE = "kv_cache_scheme"
 # How tools of AutoGPTQ's family quantised a model, which no stored number depends on any more. transformers 5
-# writes all of them, for AWQ, too.
+# writes all of them, for AWQ, too; auto-round has its own.
 CALIBRATION = frozenset(
     {
-        *("act_group_aware", "backend", "batch_size", "block_name_to_quantize", "cache_block_outputs"),
-        *("damp_auto_increment", "damp_percent", "dataset", "exllama_config", "max_input_length", "meta"),
+        *(
+            "act_group_aware",
+            "autoround_version",
+            "backend",
+            "batch_size",
+            "block_name_to_quantize",
+            "cache_block_outputs",
+        ),
+        *(
+            "damp_auto_increment",
+            "damp_percent",
+            "data_type",
+            "dataset",
+            "enable_quanted_input",
+            "exllama_config",
+            "max_input_length",
+            "meta",
+        ),
         *("model_seqlen", "module_name_preceding_first_block", "modules_in_block_to_quantize"),
-        *("pad_token_id", "tokenizer", "true_sequential"),
+        *("pad_token_id", "provider", "static_attention_granularity", "static_kv_granularity"),
+        *("to_quant_block_names", "tokenizer", "true_sequential"),
     }
 )
 

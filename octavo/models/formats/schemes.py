@@ -10,6 +10,7 @@ from typing import Protocol
 
 from octavo.errors import FileFormatError, UnsupportedModelError, suggest
 from octavo.models.config_fields import ConfigFields
+from octavo.models.formats.auto_round import read_auto_round
 from octavo.models.formats.awq import read_awq
 from octavo.models.formats.compressed_tensors import read_compressed_tensors
 from octavo.models.formats.float8 import read_fp8, read_modelopt
@@ -40,6 +41,7 @@ class Scheme(Protocol):
 # quant_method -> reads the fields; None: no matrix is quantised.
 _METHODS: Mapping[str, Callable[[ConfigFields], Scheme | None]] = MappingProxyType(
     {
+        "auto-round": read_auto_round,
         "awq": read_awq,
         "compressed-tensors": read_compressed_tensors,
         "fp8": read_fp8,
