@@ -16,6 +16,7 @@ from octavo.models import (
     Decoder,
     ModelConfig,
     ModelSource,
+    check_kv_scales,
     load_decoder,
     open_weights,
     parameter_shapes,
@@ -152,5 +153,6 @@ def _allocate_kv_cache(decoder: Decoder, plan: ExecutionPlan) -> KVCache:
         device=plan.device,
     )
     if cache.scales is not None and decoder.kv_scales is not None:
+        check_kv_scales(decoder.kv_scales, decoder.config)
         cache.scales.copy_(decoder.kv_scales)
     return cache

@@ -2,6 +2,7 @@
 
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import Decoder
+from octavo.models.kv_scales import check_kv_scales
 from octavo.models.loader import load_decoder
 from octavo.models.parameters import (
     kv_bytes_per_token,
@@ -24,6 +25,7 @@ __all__ = [
     "ModelConfig",
     "ModelSource",
     "WeightSource",
+    "check_kv_scales",
     "kv_bytes_per_token",
     "load_decoder",
     "load_tokenizer",

@@ -29,10 +29,11 @@ def read_kv_scales(weights: WeightSource, config: ModelConfig, heads: range) -> 
         heads: kv heads of this rank.
 
     Returns:
-        [L, 2, len(heads)] float32 on the CPU, or None where the checkpoint has none.
+        [L, 2, len(heads)] float32 on the CPU, or None where the checkpoint has none. Some tools write 0 for a
+        cache that they never saw: call check_kv_scales before they are used.
 
     Raises:
-        WeightsError: only some are there, or a scale is neither [1] nor [KH], or not above 0.
+        WeightsError: only some are there, or a scale is neither [1] nor [KH].
     """
     names, present = kv_scale_names(config), weights.names()
     missing = [name for name in names if name not in present]
@@ -46,11 +47,22 @@ def read_kv_scales(weights: WeightSource, config: ModelConfig, heads: range) -> 
     return rows.view(config.num_layers, 2, config.num_kv_heads)[..., heads.start : heads.stop]
 
 
+def check_kv_scales(scales: Tensor, config: ModelConfig) -> None:
+    """Check that a float8 cache can divide by scales, [L, 2, heads].
+
+    Raises:
+        WeightsError: one is not a finite number above 0.
+    """
+    for name, scale in zip(kv_scale_names(config), scales.flatten(0, 1), strict=True):
+        if not bool(((scale > 0) & scale.isfinite()).all()):
+            raise WeightsError(
+                f"{name} must hold finite numbers above 0 for a float8 cache, got {scale.tolist()}; use "
+                'kv_cache_dtype="auto"'
+            )
+
+
 def _read(weights: WeightSource, name: str, num_kv_heads: int) -> Tensor:
     shape = tuple(weights.shape(name))
     if shape[:1] not in ((1,), (num_kv_heads,)) or any(size != 1 for size in shape[1:]):
         raise WeightsError(f"{name} is {list(shape)}, expected [1] or [{num_kv_heads}], one per kv head")
-    scale = weights.read(name, dtype=torch.float32).flatten()
-    if not bool(((scale > 0) & scale.isfinite()).all()):
-        raise WeightsError(f"{name} must hold finite numbers above 0, got {scale.tolist()}")
-    return scale.expand(num_kv_heads)
+    return weights.read(name, dtype=torch.float32).flatten().expand(num_kv_heads)
