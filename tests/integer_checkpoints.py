@@ -96,6 +96,14 @@ def gptq(matrix: Matrix, fields: dict[str, Any]) -> dict[str, Tensor]:
 def compressed(matrix: Matrix, fields: dict[str, Any]) -> dict[str, Tensor]:
     weights = fields["config_groups"]["group_0"]["weights"]
     bits = weights["num_bits"]
+    if fields["format"] == "int-quantized":
+        middle = 2 ** (bits - 1)
+        tensors = {"weight": tensor((matrix.quants - middle).astype(np.int8))}
+        tensors["weight_scale"] = tensor(matrix.scales)
+        if not weights["symmetric"]:
+            tensors["weight_zero_point"] = tensor((matrix.zeros - middle).astype(np.int8))
+            tensors |= {"input_scale": torch.ones(1), "input_zero_point": torch.zeros(1, dtype=torch.int8)}
+        return tensors
     tensors = {
         "weight_packed": pack(matrix.quants, bits),
         "weight_scale": tensor(matrix.scales),
@@ -124,13 +132,20 @@ def gptq_fields(
 
 
 def compressed_fields(
-    group_size: int, *, bits: int = 4, symmetric: bool = True, actorder: str | None = None
+    group_size: int,
+    *,
+    bits: int = 4,
+    symmetric: bool = True,
+    actorder: str | None = None,
+    form: str = "pack-quantized",
 ) -> dict[str, Any]:
     weights = {"num_bits": bits, "type": "int", "symmetric": symmetric, "actorder": actorder}
     weights |= {"strategy": "channel" if group_size == -1 else "group"}
     weights |= {"group_size": None if group_size == -1 else group_size, "dynamic": False}
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
-    fields = {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"]}
+    inputs = {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True}
+    group = {"targets": ["Linear"], "weights": weights}
+    group["input_activations"] = None if form == "pack-quantized" else inputs
+    fields = {"quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"]}
     return fields | {"config_groups": {"group_0": group}, "quantization_status": "compressed"}
 
 
@@ -148,6 +163,9 @@ FIELDS: dict[str, dict[str, Any]] = {
     "compressed-ordered": compressed_fields(64, symmetric=False, actorder="group"),
     "compressed-static": compressed_fields(64, actorder="static"),
     "compressed-8": compressed_fields(-1, bits=8),
+    "w8a8": compressed_fields(-1, bits=8, form="int-quantized"),
+    "w8a8-asymmetric": compressed_fields(-1, bits=8, symmetric=False, form="int-quantized"),
+    "w4a8": compressed_fields(64, form="int-quantized"),
 }
 
 

@@ -68,6 +68,28 @@ def mixed() -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
     return stored, meant, ways["attn"] | {"config_groups": groups, "format": "mixed-precision"}
 
 
+def test_a_matrix_may_have_a_single_scale(tmp_path: Path) -> None:
+    stored, meant = make(FIELDS["w8a8"])
+    for name in [each for each in stored if each.endswith("_scale")]:
+        weight = name.removesuffix("_scale")
+        stored[name] = stored[name][:1, 0].clone()
+        meant[weight] = stored[weight] * stored[name].float()
+    (group,) = FIELDS["w8a8"]["config_groups"].values()
+    group = group | {"weights": group["weights"] | {"strategy": "tensor"}}
+    fields = CONFIG | {"quantization_config": FIELDS["w8a8"] | {"config_groups": {"a": group}}}
+    expected = logprobs(write(tmp_path / "meant", meant, CONFIG))
+    model = write(tmp_path / "stored", stored, fields)
+    torch.testing.assert_close(logprobs(model, quantization="none"), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_integers_beyond_their_bits_are_refused_by_name(tmp_path: Path) -> None:
+    stored, _ = make(FIELDS["w4a8"])
+    stored[f"{LAYER}.weight"][3, 5] = 8
+    model = write(tmp_path, stored, CONFIG | {"quantization_config": FIELDS["w4a8"]})
+    with pytest.raises(WeightsError, match=f"{LAYER}.weight must hold integers of 4 bits"):
+        LLM(model, device="cpu")
+
+
 @pytest.mark.parametrize("name", ["gptq-asymmetric", "gptq-128", "awq-32"])
 def test_auto_round_has_layouts_of_others(tmp_path: Path, name: str) -> None:
     stored, meant = make(FIELDS[name])
@@ -131,7 +153,9 @@ def test_embeddings_and_lm_heads_may_be_packed(tmp_path: Path, name: str, tied: 
     assert 1e-5 < (logprobs(model) - expected).abs().max().item() < 0.5
 
 
-@pytest.mark.parametrize("name", ["awq-32", "gptq-v2", "gptq-8-asymmetric", "compressed-asymmetric"])
+@pytest.mark.parametrize(
+    "name", ["awq-32", "gptq-v2", "gptq-8-asymmetric", "compressed-asymmetric", "w8a8-asymmetric"]
+)
 def test_parts_are_those_of_the_whole(tmp_path: Path, name: str) -> None:
     """What a rank reads: rows anywhere, columns between groups."""
     stored, meant = make(FIELDS[name])

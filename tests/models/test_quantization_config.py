@@ -61,6 +61,11 @@ def packed(weights: Fields | None = None, **group: Any) -> Fields:
     return compressed(**(inner | group))
 
 
+def integers(weights: Fields | None = None) -> Fields:
+    inputs = INPUTS | {"type": "int"}
+    return packed(weights, format="int-quantized", input_activations=inputs)
+
+
 # What is wrong, and what the message names.
 REFUSED: list[tuple[Any, type[Exception], str]] = [
     ("fp8", FileFormatError, "quantization_config must be an object, got 'fp8'"),
@@ -193,7 +198,15 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (packed({"actorder": "random"}), UnsupportedModelError, "actorder = 'random'"),
     (packed({"symmetric": 1}), UnsupportedModelError, "symmetric = 1"),
     (packed(input_activations=INPUTS), UnsupportedModelError, "quantised input_activations"),
-    (compressed(format="int-quantized"), UnsupportedModelError, "format 'int-quantized' is not supported"),
+    (
+        compressed(format="nvfp4-pack-quantized"),
+        UnsupportedModelError,
+        "'nvfp4-pack-quantized' is not supported",
+    ),
+    (compressed(format="int-quantized"), UnsupportedModelError, "input_activations: type = 'float'"),
+    (integers({"num_bits": 3}), UnsupportedModelError, "weights: num_bits = 3"),
+    (integers({"actorder": "group"}), UnsupportedModelError, "weights: actorder = 'group'"),
+    (integers({"strategy": "block"}), UnsupportedModelError, "weights: strategy = 'block'"),
 ]
 
 
@@ -220,6 +233,8 @@ def test_what_is_malformed_or_unknown_is_refused_by_name(
         GPTQ,
         GPTQ
         | {"group_size": -1, "bits": 8, "desc_act": True, "checkpoint_format": "gptq_v2", "dynamic": None},
+        integers(),
+        integers({"strategy": "tensor", "group_size": None, "num_bits": 8}),
         packed(),
         packed({"strategy": "channel", "group_size": None, "symmetric": False, "num_bits": 8}),
         packed({"actorder": "group", "observer": "mse", "block_structure": None}),

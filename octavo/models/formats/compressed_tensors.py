@@ -6,9 +6,12 @@ from types import MappingProxyType
 from octavo.errors import UnsupportedModelError
 from octavo.models.config_fields import ConfigFields
 from octavo.models.formats.float8 import Float8Scheme
+from octavo.models.formats.int_quantized import IntQuantizedScheme
 from octavo.models.formats.matrix_schemes import MixedScheme
 from octavo.models.formats.pack_quantized import PackQuantizedScheme
 from octavo.models.formats.scheme_fields import ARGUMENTS, check_cache, check_patterns, read_block
+
+AnyScheme = Float8Scheme | IntQuantizedScheme | PackQuantizedScheme
 
 _KEYS = frozenset(
     {
@@ -20,9 +23,7 @@ _KEYS = frozenset(
 _GROUP_KEYS = frozenset({"format", "input_activations", "output_activations", "targets", "weights"})
 
 
-def read_compressed_tensors(
-    fields: ConfigFields,
-) -> "Float8Scheme | PackQuantizedScheme | MixedScheme | None":
+def read_compressed_tensors(fields: ConfigFields) -> AnyScheme | MixedScheme | None:
     """Return the scheme, or None where only the KV cache is quantised; see schemes.read_scheme."""
     fields.require_known(_KEYS)
     check_cache(fields)
@@ -38,7 +39,7 @@ def read_compressed_tensors(
     return schemes[0] if len(schemes) == 1 else MixedScheme(schemes)
 
 
-def _read_group(fields: ConfigFields, name: str, group: object) -> Float8Scheme | PackQuantizedScheme:
+def _read_group(fields: ConfigFields, name: str, group: object) -> AnyScheme:
     where = f"{fields.where}: config_groups: {name}"
     if not isinstance(group, Mapping):
         raise fields.error(f"config_groups: {name}", "an object", group)
@@ -107,12 +108,34 @@ def _read_pack_quantized(group: ConfigFields) -> PackQuantizedScheme:
     )
 
 
+def _read_int_quantized(group: ConfigFields) -> IntQuantizedScheme:
+    inputs = arguments_of(group, "input_activations")
+    if group.get("input_activations") is not None:
+        inputs.require_one_of("type", ("int",))
+        inputs.require_one_of("num_bits", (8,))
+    weights = arguments_of(group, "weights")
+    weights.require_one_of("type", ("int",))
+    weights.require_one_of("num_bits", (4, 8))
+    weights.require_one_of("strategy", ("tensor", "channel", "group"))
+    weights.require_one_of("symmetric", (True, False))
+    weights.require_one_of("dynamic", (False,))
+    weights.require_one_of("actorder", (None, False, "static", "weight"))
+    strategy = weights.get("strategy")
+    return IntQuantizedScheme(
+        weights.integer("num_bits"),
+        weights.integer("group_size", maximum=2**20) if strategy == "group" else -1,
+        is_symmetric=weights.boolean("symmetric"),
+        has_one_scale=strategy == "tensor",
+    )
+
+
 # format -> reads a group of layers.
-_FORMATS: Mapping[str, Callable[[ConfigFields], Float8Scheme | PackQuantizedScheme]] = MappingProxyType(
+_FORMATS: Mapping[str, Callable[[ConfigFields], AnyScheme]] = MappingProxyType(
     {
         "float-quantized": _read_float8,
         # What llm-compressor calls float8 weights whose activations are not quantised.
         "naive-quantized": _read_float8,
+        "int-quantized": _read_int_quantized,
         "pack-quantized": _read_pack_quantized,
     }
 )
