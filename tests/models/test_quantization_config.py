@@ -203,7 +203,7 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
         UnsupportedModelError,
         "'nvfp4-pack-quantized' is not supported",
     ),
-    (compressed(format="int-quantized"), UnsupportedModelError, "input_activations: type = 'float'"),
+    (compressed(format="int-quantized"), UnsupportedModelError, "weights: type = 'float'"),
     (integers({"num_bits": 3}), UnsupportedModelError, "weights: num_bits = 3"),
     (integers({"actorder": "group"}), UnsupportedModelError, "weights: actorder = 'group'"),
     (integers({"strategy": "block"}), UnsupportedModelError, "weights: strategy = 'block'"),

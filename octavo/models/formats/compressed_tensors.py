@@ -111,7 +111,7 @@ def _read_pack_quantized(group: ConfigFields) -> PackQuantizedScheme:
 def _read_int_quantized(group: ConfigFields) -> IntQuantizedScheme:
     inputs = arguments_of(group, "input_activations")
     if group.get("input_activations") is not None:
-        inputs.require_one_of("type", ("int",))
+        inputs.require_one_of("type", ("float", "int"))
         inputs.require_one_of("num_bits", (8,))
     weights = arguments_of(group, "weights")
     weights.require_one_of("type", ("int",))
