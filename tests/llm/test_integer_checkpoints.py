@@ -1,7 +1,7 @@
 """Models of AWQ, GPTQ and compressed-tensors checkpoints, against the network that their numbers mean."""
 
 import re
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
@@ -129,12 +129,40 @@ def test_layers_of_gptq_may_have_other_numbers(tmp_path: Path, form: str) -> Non
     assert 1e-5 < (logprobs(model) - expected).abs().max().item() < 0.2
 
 
-def test_a_matrix_that_fits_none_of_several_ways_is_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "damaged", "named"),
+    [
+        (
+            "0.self_attn.q_proj.weight_scale",
+            lambda it: it[:, 1:],
+            "q_proj.weight_scale is [128, 3], expected",
+        ),
+        (
+            "0.self_attn.q_proj.weight_scale",
+            lambda it: it[0, 0].clone(),
+            "q_proj.weight_scale is [1], expected",
+        ),
+        (
+            "0.self_attn.q_proj.weight_shape",
+            lambda it: it[0].clone(),
+            "q_proj.weight_shape is [1], expected [2]",
+        ),
+        ("0.self_attn.q_proj.weight_packed", lambda it: it[0].clone(), "q_proj.weight_packed is "),
+        ("0.mlp.up_proj.weight", lambda it: it[0].clone(), "up_proj.weight is [128], expected 2 dimensions"),
+        (
+            "0.mlp.up_proj.weight_scale",
+            lambda it: it[1:].clone(),
+            "up_proj.weight_scale is [255, 1], expected",
+        ),
+    ],
+)
+def test_a_matrix_that_fits_none_of_several_ways_is_refused_by_name(
+    tmp_path: Path, name: str, damaged: Callable[[Tensor], Tensor], named: str
+) -> None:
     stored, _, fields = mixed()
-    name = "model.layers.0.self_attn.q_proj.weight_scale"
-    stored[name] = stored[name][:, 1:]
+    stored[f"model.layers.{name}"] = damaged(stored[f"model.layers.{name}"])
     model = write(tmp_path, stored, CONFIG | {"quantization_config": fields})
-    with pytest.raises(WeightsError, match=re.escape(f"{name} is ")):
+    with pytest.raises(WeightsError, match=re.escape(named)):
         LLM(model, device="cpu")
 
 

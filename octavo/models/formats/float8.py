@@ -99,9 +99,10 @@ class Float8Scheme:
 
     def fits(self, tensors: StoredTensors, name: str) -> bool:
         """See MatrixScheme."""
-        scale, (rows, columns) = name.removesuffix("weight") + self.scale_name, tensors.shape(name)
-        if scale not in tensors.names():
+        scale, shape = name.removesuffix("weight") + self.scale_name, tensors.shape(name)
+        if scale not in tensors.names() or len(shape) != 2:
             return False
+        rows, columns = shape
         tiles = self.tile and (-(-rows // self.tile[0]), -(-columns // self.tile[1]))
         return _trimmed(tensors.shape(scale)) in ([_trimmed(tiles)] if tiles else [(), _trimmed((rows,))])
 

@@ -1,9 +1,8 @@
 """Checkpoints of GPTQ, as AutoGPTQ and GPTQModel write them.
 
     X.qweight    [K / 8, N] int32      bits 4 i of a word are row 8 r + i
-    X.qzeros     [K / group, N / 8]    bits 4 i of a word are column 8 c + i; but for checkpoint_format
-                                       "gptq_v2" the word is less by 0x11111111, one of each number: a zero
-                                       of 0 borrows from its neighbour
+    X.qzeros     [K / group, N / 8]    bits 4 i of a word are column 8 c + i, after 0x11111111 was added to
+                                       it, unless checkpoint_format is "gptq_v2"
     X.scales     [K / group, N]        weight = scale * (q - zero)
     X.g_idx      [K] int32             each column's group; may be missing without desc_act
 
@@ -97,7 +96,8 @@ class GPTQScheme:
         group_size: columns that share a scale; -1: all.
         is_ordered: columns were quantised by size, so any may be in any group.
         is_symmetric: all zeros are alike.
-        has_lower_zeros: words of zeros are less by one of each number.
+        has_lower_zeros: from words of zeros one of each number was subtracted; a zero of 0 borrowed from its
+            neighbour.
     """
 
     bits: int
@@ -122,7 +122,7 @@ class GPTQScheme:
     def fits(self, tensors: StoredTensors, name: str) -> bool:
         """See MatrixScheme."""
         layer = name.removesuffix(_SUFFIX)
-        if not {f"{layer}qzeros", f"{layer}scales"} <= tensors.names():
+        if not {f"{layer}qzeros", f"{layer}scales"} <= tensors.names() or len(tensors.shape(name)) != 2:
             return False
         num_words, num_rows = tensors.shape(name)
         size = num_words * 32 // self.bits

@@ -61,6 +61,7 @@ class IntQuantizedScheme:
         """See MatrixScheme."""
         return (
             f"{name}_scale" in tensors.names()
+            and len(tensors.shape(name)) == 2
             and tensors.shape(f"{name}_scale") == self._num_scales(tensors, name)
             and (f"{name}_zero_point" in tensors.names()) != self.is_symmetric
         )

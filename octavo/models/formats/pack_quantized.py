@@ -69,6 +69,8 @@ class PackQuantizedScheme:
         layer, names = name.removesuffix(_SUFFIX), tensors.names()
         if not {f"{layer}weight_shape", f"{layer}weight_scale"} <= names:
             return False
+        if tensors.shape(f"{layer}weight_shape") != (2,) or not tensors.shape(f"{layer}weight_scale"):
+            return False
         columns = tensors.read_stored(f"{layer}weight_shape").tolist()[-1]
         groups = 1 if self.group_size == -1 else columns // self.group_size
         return (
