@@ -11,6 +11,7 @@ from octavo.layers.moe.choice import describe_experts
 from octavo.models import (
     ModelConfig,
     ModelSource,
+    load_tokenizer,
     num_active_parameters,
     read_config,
     resolve_model,
@@ -28,12 +29,16 @@ def run_inspect(model: str | None, config: EngineConfig) -> None:
         config = replace(config, model=model)
     source = resolve_model(config.model, config.load_format)
     model_config = ModelConfig.from_hf(read_config(source))
+    tokenizer = load_tokenizer(source)
     from rich.console import Console
     from rich.table import Table
 
     table = Table(show_header=False, title=str(source.path))
     for name, value in _architecture(model_config):
         table.add_row(name, value)
+    table.add_row(
+        "tokenizer", "none: token ids only" if tokenizer is None else f"{tokenizer.vocab_size} pieces"
+    )
     try:
         for rows in _plans(source, config, model_config):
             if config.tensor_parallel_size > 1:

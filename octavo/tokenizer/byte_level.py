@@ -1,10 +1,14 @@
 """Builds byte-level BPE vocabularies, such as GPT-2's, from GGUF metadata."""
 
+import logging
+
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.pre_tokenizers import PreTokenizer
 
 from octavo.errors import FileFormatError, UnsupportedModelError
 from octavo.tokenizer.gguf_fields import GGUFFields
+
+logger = logging.getLogger(__name__)
 
 # How text is cut into words before merges, as in the models' own tokenizer.json files. The two differ in how
 # many digits form one word.
@@ -22,11 +26,28 @@ GPT4O_WORDS = (
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-LLAMA3_NAMES = frozenset({"llama-bpe", "llama3", "llama-v3"})
+# The same without contractions, and each digit is a word.
+TEKKEN_WORDS = GPT4O_WORDS.replace(_CONTRACTION, "").replace(r"\p{N}{1,3}", r"\p{N}")
+# What llama.cpp does with files that name no rule, one cut after the other.
+_DEFAULT_CUTS = (
+    r"[\p{P}\$\+<=>\^~\|]+",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+    r"\p{N}+",
+    "[0-9][0-9][0-9]",
+)
+
+# Names of rules in GGUF files with which encoding begins with the first token, where a file does not say.
+BOS_NAMES = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"})
 # Vocabularies that hold whole words, which need no merges.
-_WHOLE_WORDS = LLAMA3_NAMES | {"gpt-4o"}
-_WORDS = {"qwen2": QWEN2_WORDS, "gpt-4o": GPT4O_WORDS} | dict.fromkeys(LLAMA3_NAMES, LLAMA3_WORDS)
-PRE_TOKENIZERS = frozenset({"default", "gpt-2", "smollm", *_WORDS})
+_WHOLE_WORDS = BOS_NAMES | {"gpt-4o"}
+_WORDS = {
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), LLAMA3_WORDS),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), LLAMA3_WORDS),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), QWEN2_WORDS),
+    **{"gpt-4o": GPT4O_WORDS, "tekken": TEKKEN_WORDS},
+}
+_GPT2_NAMES = frozenset({"gpt-2", "olmo", "a.x-4.0", "mellum"})
+PRE_TOKENIZERS = frozenset({"default", "smollm", *_GPT2_NAMES, *_WORDS})
 
 
 def build_byte_level(fields: GGUFFields) -> Tokenizer:
@@ -41,6 +62,12 @@ def build_byte_level(fields: GGUFFields) -> Tokenizer:
         raise UnsupportedModelError(
             f"{fields.name}: expected tokenizer.ggml.pre to be one of {sorted(PRE_TOKENIZERS)}, "
             f"got {fields.pre!r}"
+        )
+    if fields.pre == "default":
+        logger.warning(
+            "%s does not say how its model cut text into words (tokenizer.ggml.pre); it is cut as llama.cpp "
+            "does, and answers may be worse; convert the model again",
+            fields.name,
         )
     vocabulary = unique_pieces(fields.tokens, fields.name)
     merges = _merges(fields)
@@ -58,10 +85,11 @@ def build_byte_level(fields: GGUFFields) -> Tokenizer:
 
 
 def _pre_tokenizer(name: str) -> PreTokenizer:
-    if name in _WORDS:
-        words = pre_tokenizers.Split(Regex(_WORDS[name]), behavior="isolated")
+    cuts = _DEFAULT_CUTS if name == "default" else (_WORDS[name],) if name in _WORDS else ()
+    if cuts:
+        words = [pre_tokenizers.Split(Regex(cut), behavior="isolated") for cut in cuts]
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        return pre_tokenizers.Sequence([words, byte_level])
+        return pre_tokenizers.Sequence([*words, byte_level])
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     if name == "smollm":
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])

@@ -6,7 +6,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from octavo.errors import FileFormatError, UnsupportedModelError
-from octavo.tokenizer.byte_level import LLAMA3_NAMES, build_byte_level
+from octavo.tokenizer.byte_level import BOS_NAMES, build_byte_level
 from octavo.tokenizer.gguf_fields import GGUFFields, TokenType, read_gguf_fields
 from octavo.tokenizer.sentencepiece import build_sentencepiece
 from octavo.tokenizer.vocabulary import Vocabulary, end_of_answer_ids, special_token_ids
@@ -25,7 +25,7 @@ def read_gguf_vocabulary(metadata: Mapping[str, object], name: str) -> Vocabular
     eos_token_ids = end_of_answer_ids(backend, templates.values(), special_ids, fields.end_ids)
     add_bos = fields.add_bos_token
     if add_bos is None:
-        add_bos = fields.model == "llama" or fields.pre in LLAMA3_NAMES
+        add_bos = fields.model == "llama" or fields.pre in BOS_NAMES
     return Vocabulary(
         name=name,
         backend=backend,

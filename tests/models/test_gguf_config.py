@@ -154,3 +154,5 @@ class TestConfig:
     def test_one_part_of_several_is_refused(self, model):
         with pytest.raises(UnsupportedModelError, match="several parts"):
             gguf_to_hf_config(model("llama", more={"split.count": 3}))
+        with pytest.raises(UnsupportedModelError, match="several parts"):
+            gguf_to_hf_config(model("llama", more={"split.count": 3, "general.architecture": 3}))

@@ -102,7 +102,7 @@ def byte_level_oracle(pre: str) -> Backend:
     return backend
 
 
-@pytest.mark.parametrize("pre", ["gpt-2", "default", "smollm", "llama-bpe"])
+@pytest.mark.parametrize("pre", ["gpt-2", "olmo", "smollm", "llama-bpe"])
 def test_byte_level_ids_equal_the_published_form(pre):
     oracle, ours = byte_level_oracle(pre), Tokenizer.from_gguf(byte_level_metadata(pre), "test")
     for text in TEXTS:
@@ -120,6 +120,29 @@ def test_qwen2_ids_equal_transformers():
     ours = Tokenizer.from_gguf(byte_level_metadata("qwen2"), "test")
     for text in TEXTS:
         assert ours.encode(text) == oracle.encode(text)
+
+
+@pytest.mark.parametrize(
+    ("pre", "words"),
+    [
+        (
+            "default",
+            ["It", "'", "s", " ", "$", "123", "45", ",", " a", "...", "b", "  ", " c", "?<", "x", ">", "\n"],
+        ),
+        ("falcon3", ["It", "'s", " $", "123", "45", ",", " a", "...", "b", "  ", " c", "?<", "x", ">\n"]),
+        (
+            "deepseek-r1-qwen",
+            ["It", "'s", " $", *"12345", ",", " a", "...", "b", "  ", " c", "?<", "x", ">\n"],
+        ),
+        ("tekken", ["It", "'s", " $", *"12345", ",", " a", "...", "b", "  ", " c", "?<", "x", ">\n"]),
+    ],
+)
+def test_words_of_other_names(pre, words, caplog):
+    cut = _pre_tokenizer(pre).pre_tokenize_str("It's $12345, a...b   c?<x>\n")
+    decoder = decoders.ByteLevel()
+    assert [decoder.decode([piece]) for piece, _ in cut] == words
+    Tokenizer.from_gguf(byte_level_metadata(pre), "test")
+    assert ("convert the model again" in caplog.text) == (pre == "default")
 
 
 def test_words_of_gpt4o():
@@ -245,7 +268,7 @@ def test_named_templates():
     ("key", "value", "error", "said"),
     [
         ("tokenizer.ggml.model", "bert", UnsupportedModelError, "'bert'"),
-        ("tokenizer.ggml.pre", "tekken", UnsupportedModelError, "'tekken'"),
+        ("tokenizer.ggml.pre", "viking", UnsupportedModelError, "'viking'"),
         ("tokenizer.ggml.model", 3, FileFormatError, "Expected `str`, got `int` - at `tokenizer.ggml.model`"),
         ("tokenizer.ggml.tokens", None, FileFormatError, "required field `tokenizer.ggml.tokens`"),
         (

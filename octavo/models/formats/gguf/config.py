@@ -67,6 +67,12 @@ def gguf_to_hf_config(file: GGUFFile) -> dict[str, object]:
         UnsupportedModelError: the architecture, or a key that changes the network, is not supported.
         FileFormatError: a needed key is missing or of the wrong type.
     """
+    # First: parts but the first say nothing else.
+    if _checked_values(file, "split.").get("count", 1) not in (0, 1):
+        raise UnsupportedModelError(
+            f"{file.path.name} is one of several parts; merge them into one file, as with "
+            "llama-gguf-split --merge"
+        )
     architecture = find_architecture(file.metadata, file.path.name)
     fields = ArchitectureFields(file, architecture)
     num_heads = fields.integer("attention.head_count")
@@ -122,8 +128,6 @@ class ArchitectureFields(ConfigFields):
                     f"{self.where}: key {key!r} is not supported{suggest(key, known)}"
                 )
         self.require_neutral(_NEUTRAL_KEYS)
-        if _checked_values(file, "split.").get("count", 1) not in (0, 1):
-            raise UnsupportedModelError(f"{file.path.name} is one of several parts; merge them into one file")
 
 
 def _checked_values(file: GGUFFile, prefix: str) -> dict[str, object]:
