@@ -3,7 +3,8 @@
 import numpy as np
 import torch
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3")
+INTERLEAVED = ("llama", "smollm3")
+ARCHITECTURES = (*INTERLEAVED, "qwen2", "qwen3", "gemma2", "gemma3")
 
 
 def values(tensors, name):

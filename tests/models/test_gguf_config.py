@@ -63,6 +63,12 @@ class TestConfig:
         assert (config["bos_token_id"], config["eos_token_id"]) == (0, [1, 2])
         assert ModelConfig.from_hf(gguf_to_hf_config(model("llama"))).eos_token_ids == frozenset()
 
+    def test_every_fourth_layer_of_smollm3_does_not_rotate(self, model):
+        config = ModelConfig.from_hf(gguf_to_hf_config(model("smollm3", block_count=8)))
+        assert config.layer_ropes == (0, 0, 0, 1) * 2
+        assert config.ropes[1].factors is not None
+        assert set(config.ropes[1].factors) == {float("inf")}
+
     def test_gemma_fields(self, model):
         options = {
             "attention__sliding_window": 64,

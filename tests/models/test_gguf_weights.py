@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from gguf_builder import Tensor, tensors_of
-from gguf_cases import ARCHITECTURES, converted, values
+from gguf_cases import ARCHITECTURES, INTERLEAVED, converted, values
 
 from octavo.errors import FileFormatError, UnsupportedModelError, WeightsError
 from octavo.models import ModelConfig, parameter_shapes
@@ -28,12 +28,13 @@ def test_config_and_tensors_fit_each_other(architecture, model):
 
 @pytest.mark.parametrize(("name", "num_heads"), [("q", 4), ("k", 2)])
 @pytest.mark.parametrize("kind", ["weight", "bias"])
-def test_llama_heads_come_back_in_rotate_half_order(name, num_heads, kind, model):
-    tensors = tensors_of("llama", biases=True)
+@pytest.mark.parametrize("architecture", INTERLEAVED)
+def test_llama_heads_come_back_in_rotate_half_order(architecture, name, num_heads, kind, model):
+    tensors = tensors_of(architecture, biases=True)
     stored = next(t for t in tensors if t.name == f"blk.1.attn_{name}.{kind}")
     original = values(tensors, stored.name)
     stored.data = converted(original, num_heads).numpy().tobytes()
-    weights = GGUFWeights(model("llama", tensors))
+    weights = GGUFWeights(model(architecture, tensors))
     hf_name = f"model.layers.1.self_attn.{name}_proj.{kind}"
     assert torch.equal(weights.read(hf_name, dtype=torch.float32), original)
     for rows in (slice(0, 8), slice(8, 16), slice(3, 5), slice(5, 14)):
@@ -56,7 +57,7 @@ def test_the_order_agrees_with_transformers(model):
         assert (ours.numpy() == expected).all()
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES[1:])
+@pytest.mark.parametrize("architecture", ARCHITECTURES[len(INTERLEAVED) :])
 def test_other_architectures_keep_their_order(architecture, model):
     tensors = tensors_of(architecture)
     weights = GGUFWeights(model(architecture, tensors))

@@ -146,6 +146,10 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
             ),
             GGUFArchitecture(name="qwen2", hf_name="Qwen2ForCausalLM", model_type="qwen2"),
             GGUFArchitecture(name="qwen3", hf_name="Qwen3ForCausalLM", model_type="qwen3"),
+            # A file does not tell which layers do not rotate: every fourth one, as in a config without them.
+            GGUFArchitecture(
+                name="smollm3", hf_name="SmolLM3ForCausalLM", model_type="smollm3", interleaves_heads=True
+            ),
             GGUFArchitecture(
                 name="gemma2",
                 hf_name="Gemma2ForCausalLM",
