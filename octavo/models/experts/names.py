@@ -25,7 +25,10 @@ from octavo.models.weights import Part, StoredTensors, WeightSource
 _MIXTRAL = re.compile(
     r"(.*)\.block_sparse_moe\.(?:gate|experts\.(\d+)\.(w1|w2|w3|gate_proj|up_proj|down_proj))\.(\w+)"
 )
-_MIXTRAL_PROJECTIONS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+_MIXTRAL_PROJECTIONS = {
+    **{name: name for name in ("gate_proj", "up_proj", "down_proj")},
+    **{"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"},
+}
 _STACKED = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)(\w*)")
 # What follows the name of a stack -> what follows the name of an expert's projection.
 _SUFFIXES: Mapping[str, str] = MappingProxyType(
@@ -88,11 +91,7 @@ def _places(weights: WeightSource, name: str, tile_rows: int = 1) -> Iterator[tu
     shape = tuple(weights.shape(name))
     if (match := _MIXTRAL.fullmatch(name)) is not None:
         prefix, expert, projection, suffix = match.groups()
-        part = (
-            "gate"
-            if expert is None
-            else f"experts.{expert}.{_MIXTRAL_PROJECTIONS.get(projection, projection)}"
-        )
+        part = "gate" if expert is None else f"experts.{expert}.{_MIXTRAL_PROJECTIONS[projection]}"
         yield f"{prefix}.mlp.{part}.{suffix}", Place(name=name, shape=shape)
         return
     match = _STACKED.fullmatch(name)

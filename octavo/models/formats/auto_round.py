@@ -5,13 +5,11 @@ from types import MappingProxyType
 
 from octavo.errors import UnsupportedModelError
 from octavo.models.config_fields import ConfigFields
-from octavo.models.formats.awq import AWQScheme, read_awq
-from octavo.models.formats.float8 import Float8Scheme, read_fp8
-from octavo.models.formats.gptq import GPTQScheme, read_gptq
-from octavo.models.formats.matrix_schemes import MixedScheme
+from octavo.models.formats.awq import read_awq
+from octavo.models.formats.float8 import read_fp8
+from octavo.models.formats.gptq import read_gptq
+from octavo.models.formats.matrix_schemes import MatrixScheme, MixedScheme
 from octavo.models.formats.scheme_fields import CALIBRATION
-
-AnyScheme = AWQScheme | Float8Scheme | GPTQScheme | MixedScheme
 
 _KEYS = CALIBRATION | {
     *("act_bits", "act_data_type", "act_dynamic", "act_group_size", "act_sym", "activation_scheme", "bits"),
@@ -21,7 +19,7 @@ _KEYS = CALIBRATION | {
 _NOT_QUANTISED = 16
 
 
-def read_auto_round(fields: ConfigFields) -> AnyScheme:
+def read_auto_round(fields: ConfigFields) -> MatrixScheme | MixedScheme:
     """Read quant_method "auto-round"; see schemes.read_scheme."""
     fields.require_known(_KEYS)
     fields.require_one_of("packing_format", tuple(_LAYOUTS))
@@ -42,7 +40,8 @@ def read_auto_round(fields: ConfigFields) -> AnyScheme:
 _FLOAT8 = (read_fp8, "fp8", ("activation_scheme", "fmt", "weight_block_size"), ("fp", "fp8", "fp8_e4m3"))
 # packing_format -> the reader of its layout, the layout's quant_method, its fields, and types of numbers.
 _LAYOUTS: Mapping[
-    str, tuple[Callable[[ConfigFields], AnyScheme], str, tuple[str, ...], tuple[str | None, ...]]
+    str,
+    tuple[Callable[[ConfigFields], MatrixScheme | MixedScheme], str, tuple[str, ...], tuple[str | None, ...]],
 ] = MappingProxyType(
     {
         "auto_round:auto_awq": (read_awq, "awq", ("bits", "group_size", "sym"), ("int", None)),

@@ -20,9 +20,9 @@ from octavo.models.formats.integers import (
     unpack_rows,
     words_of,
 )
-from octavo.models.formats.matrix_schemes import open_matrices
+from octavo.models.formats.matrix_schemes import MatrixScheme
 from octavo.models.formats.packed_matrix import PackedMatrix
-from octavo.models.formats.quantised_tensors import FLOATS, QuantisedTensors, check_tensor
+from octavo.models.formats.quantised_tensors import FLOATS, check_tensor
 from octavo.models.formats.scheme_fields import CALIBRATION, check_patterns, read_group_size
 from octavo.models.weights import StoredTensors
 
@@ -53,7 +53,7 @@ def read_awq(fields: ConfigFields) -> "AWQScheme":
 
 
 @dataclass(frozen=True, slots=True)
-class AWQScheme:
+class AWQScheme(MatrixScheme):
     """A Scheme of packed columns.
 
     Attributes:
@@ -62,22 +62,9 @@ class AWQScheme:
 
     group_size: int
 
-    def open(self, tensors: StoredTensors) -> QuantisedTensors:
-        """See Scheme."""
-        return open_matrices(tensors, [self])
-
-    @property
-    def tile_rows(self) -> int:
-        """See MatrixScheme."""
-        return 1
-
     def stores(self, tensors: StoredTensors, name: str) -> bool:
         """See MatrixScheme."""
         return name.endswith(f".{_SUFFIX}")
-
-    def fits(self, tensors: StoredTensors, name: str) -> bool:
-        """See MatrixScheme: there are no others."""
-        return True
 
     def matrix(self, tensors: StoredTensors, name: str) -> "_Matrix":
         """See MatrixScheme."""

@@ -7,11 +7,9 @@ from octavo.errors import UnsupportedModelError
 from octavo.models.config_fields import ConfigFields
 from octavo.models.formats.float8 import Float8Scheme
 from octavo.models.formats.int_quantized import IntQuantizedScheme
-from octavo.models.formats.matrix_schemes import MixedScheme
+from octavo.models.formats.matrix_schemes import MatrixScheme, MixedScheme
 from octavo.models.formats.pack_quantized import PackQuantizedScheme
 from octavo.models.formats.scheme_fields import ARGUMENTS, check_cache, check_patterns, read_block
-
-AnyScheme = Float8Scheme | IntQuantizedScheme | PackQuantizedScheme
 
 _KEYS = frozenset(
     {
@@ -23,7 +21,7 @@ _KEYS = frozenset(
 _GROUP_KEYS = frozenset({"format", "input_activations", "output_activations", "targets", "weights"})
 
 
-def read_compressed_tensors(fields: ConfigFields) -> AnyScheme | MixedScheme | None:
+def read_compressed_tensors(fields: ConfigFields) -> MatrixScheme | MixedScheme | None:
     """Return the scheme, or None where only the KV cache is quantised; see schemes.read_scheme."""
     fields.require_known(_KEYS)
     check_cache(fields)
@@ -39,7 +37,7 @@ def read_compressed_tensors(fields: ConfigFields) -> AnyScheme | MixedScheme | N
     return schemes[0] if len(schemes) == 1 else MixedScheme(schemes)
 
 
-def _read_group(fields: ConfigFields, name: str, group: object) -> AnyScheme:
+def _read_group(fields: ConfigFields, name: str, group: object) -> MatrixScheme:
     where = f"{fields.where}: config_groups: {name}"
     if not isinstance(group, Mapping):
         raise fields.error(f"config_groups: {name}", "an object", group)
@@ -130,7 +128,7 @@ def _read_int_quantized(group: ConfigFields) -> IntQuantizedScheme:
 
 
 # format -> reads a group of layers.
-_FORMATS: Mapping[str, Callable[[ConfigFields], AnyScheme]] = MappingProxyType(
+_FORMATS: Mapping[str, Callable[[ConfigFields], MatrixScheme]] = MappingProxyType(
     {
         "float-quantized": _read_float8,
         # What llm-compressor calls float8 weights whose activations are not quantised.

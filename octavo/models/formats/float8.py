@@ -20,8 +20,8 @@ from octavo.errors import ConfigError, UnsupportedModelError, WeightsError
 from octavo.layers.linear.float8.weight import FLOAT8_ROWS, Float8Weight
 from octavo.layers.linear.quantised import Storage
 from octavo.models.config_fields import ConfigFields
-from octavo.models.formats.matrix_schemes import open_matrices
-from octavo.models.formats.quantised_tensors import FLOATS, QuantisedTensors
+from octavo.models.formats.matrix_schemes import MatrixScheme
+from octavo.models.formats.quantised_tensors import FLOATS
 from octavo.models.formats.scheme_fields import check_cache, check_patterns, read_block
 from octavo.models.weights import Part, StoredTensors, slice_bounds
 
@@ -71,7 +71,7 @@ def read_modelopt(fields: ConfigFields) -> "Float8Scheme":
 
 
 @dataclass(frozen=True, slots=True)
-class Float8Scheme:
+class Float8Scheme(MatrixScheme):
     """A Scheme of float8 matrices.
 
     Attributes:
@@ -83,10 +83,6 @@ class Float8Scheme:
     scale_name: str
     tile: tuple[int, int] | None
     has_input_scales: bool
-
-    def open(self, tensors: StoredTensors) -> QuantisedTensors:
-        """See Scheme."""
-        return open_matrices(tensors, [self])
 
     @property
     def tile_rows(self) -> int:

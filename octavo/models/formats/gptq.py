@@ -28,9 +28,9 @@ from octavo.models.formats.integers import (
     unpack_columns,
     words_of,
 )
-from octavo.models.formats.matrix_schemes import MixedScheme, open_matrices
+from octavo.models.formats.matrix_schemes import MatrixScheme, MixedScheme
 from octavo.models.formats.packed_matrix import PackedMatrix
-from octavo.models.formats.quantised_tensors import FLOATS, QuantisedTensors, check_tensor
+from octavo.models.formats.quantised_tensors import FLOATS, check_tensor
 from octavo.models.formats.scheme_fields import CALIBRATION, check_patterns, read_group_size
 from octavo.models.weights import StoredTensors
 
@@ -88,7 +88,7 @@ def _read_numbers(fields: ConfigFields, *, has_lower_zeros: bool) -> "GPTQScheme
 
 
 @dataclass(frozen=True, slots=True)
-class GPTQScheme:
+class GPTQScheme(MatrixScheme):
     """A Scheme of packed rows.
 
     Attributes:
@@ -105,15 +105,6 @@ class GPTQScheme:
     is_ordered: bool
     is_symmetric: bool
     has_lower_zeros: bool
-
-    def open(self, tensors: StoredTensors) -> QuantisedTensors:
-        """See Scheme."""
-        return open_matrices(tensors, [self])
-
-    @property
-    def tile_rows(self) -> int:
-        """See MatrixScheme."""
-        return 1
 
     def stores(self, tensors: StoredTensors, name: str) -> bool:
         """See MatrixScheme."""

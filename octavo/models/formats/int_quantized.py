@@ -18,9 +18,9 @@ from torch import Tensor
 
 from octavo.errors import WeightsError
 from octavo.models.formats.integers import groups_of
-from octavo.models.formats.matrix_schemes import open_matrices
+from octavo.models.formats.matrix_schemes import MatrixScheme
 from octavo.models.formats.packed_matrix import PackedMatrix
-from octavo.models.formats.quantised_tensors import FLOATS, QuantisedTensors, check_tensor
+from octavo.models.formats.quantised_tensors import FLOATS, check_tensor
 from octavo.models.weights import StoredTensors
 
 _TYPE = "I8"
@@ -29,7 +29,7 @@ _INPUTS = ("input_scale", "input_zero_point")
 
 
 @dataclass(frozen=True, slots=True)
-class IntQuantizedScheme:
+class IntQuantizedScheme(MatrixScheme):
     """A Scheme of integers in bytes.
 
     Attributes:
@@ -43,15 +43,6 @@ class IntQuantizedScheme:
     group_size: int
     is_symmetric: bool
     has_one_scale: bool
-
-    def open(self, tensors: StoredTensors) -> QuantisedTensors:
-        """See Scheme."""
-        return open_matrices(tensors, [self])
-
-    @property
-    def tile_rows(self) -> int:
-        """See MatrixScheme."""
-        return 1
 
     def stores(self, tensors: StoredTensors, name: str) -> bool:
         """See MatrixScheme."""

@@ -4,9 +4,9 @@ config.json may name the layers of each scheme, by classes and patterns. Which o
 its tensors: their types, shapes, and whether there are zeros or indices of groups.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from octavo.models.experts.names import with_stored_expert_names
 from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredMatrix, check_the_rest
@@ -16,25 +16,28 @@ from octavo.models.weights import StoredTensors
 _CACHE_SCALES = {"k_proj.k_scale": "k_scale", "v_proj.v_scale": "v_scale"}
 
 
-class MatrixScheme(Protocol):
-    """How some matrices of a checkpoint are quantised."""
+class MatrixScheme(ABC):
+    """A Scheme that finds each matrix by the tensor that holds its numbers."""
+
+    __slots__ = ()
 
     @property
     def tile_rows(self) -> int:
         """Rows that share a scale, where scales are for tiles; else 1."""
-        ...
+        return 1
 
+    @abstractmethod
     def stores(self, tensors: StoredTensors, name: str) -> bool:
         """Return whether a tensor holds a matrix's numbers."""
-        ...
 
     def fits(self, tensors: StoredTensors, name: str) -> bool:
         """Return whether a matrix, whose numbers a tensor holds, has the other tensors of this scheme.
 
         Asked only where there are several schemes.
         """
-        ...
+        return True
 
+    @abstractmethod
     def matrix(self, tensors: StoredTensors, name: str) -> StoredMatrix:
         """Return the matrix whose numbers a tensor holds.
 
@@ -42,7 +45,10 @@ class MatrixScheme(Protocol):
             WeightsError: other tensors are missing or of the wrong shape.
             UnsupportedModelError: a tensor's type is not supported.
         """
-        ...
+
+    def open(self, tensors: StoredTensors) -> QuantisedTensors:
+        """See Scheme."""
+        return _open(tensors, [self])
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +59,10 @@ class MixedScheme:
 
     def open(self, tensors: StoredTensors) -> QuantisedTensors:
         """See Scheme."""
-        return open_matrices(tensors, self.schemes)
+        return _open(tensors, self.schemes)
 
 
-def open_matrices(tensors: StoredTensors, schemes: Sequence[MatrixScheme]) -> QuantisedTensors:
+def _open(tensors: StoredTensors, schemes: Sequence[MatrixScheme]) -> QuantisedTensors:
     """Return a checkpoint's tensors, quantised matrices as matrices.
 
     Raises:

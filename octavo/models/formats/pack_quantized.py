@@ -26,9 +26,9 @@ from octavo.models.formats.integers import (
     unpack_columns,
     words_of,
 )
-from octavo.models.formats.matrix_schemes import open_matrices
+from octavo.models.formats.matrix_schemes import MatrixScheme
 from octavo.models.formats.packed_matrix import PackedMatrix
-from octavo.models.formats.quantised_tensors import FLOATS, QuantisedTensors, check_tensor
+from octavo.models.formats.quantised_tensors import FLOATS, check_tensor
 from octavo.models.weights import StoredTensors
 
 _INTEGERS = frozenset({WORD, "I64"})
@@ -36,7 +36,7 @@ _SUFFIX = "weight_packed"
 
 
 @dataclass(frozen=True, slots=True)
-class PackQuantizedScheme:
+class PackQuantizedScheme(MatrixScheme):
     """A Scheme of packed columns.
 
     Attributes:
@@ -50,15 +50,6 @@ class PackQuantizedScheme:
     group_size: int
     is_symmetric: bool
     is_ordered: bool
-
-    def open(self, tensors: StoredTensors) -> QuantisedTensors:
-        """See Scheme."""
-        return open_matrices(tensors, [self])
-
-    @property
-    def tile_rows(self) -> int:
-        """See MatrixScheme."""
-        return 1
 
     def stores(self, tensors: StoredTensors, name: str) -> bool:
         """See MatrixScheme."""
