@@ -5,9 +5,9 @@ from types import MappingProxyType
 
 from octavo.errors import UnsupportedModelError
 from octavo.models.config_fields import ConfigFields
-from octavo.models.formats.awq import read_awq
 from octavo.models.formats.float8 import read_fp8
-from octavo.models.formats.gptq import read_gptq
+from octavo.models.formats.integers.awq import read_awq
+from octavo.models.formats.integers.gptq import read_gptq
 from octavo.models.formats.matrix_schemes import MatrixScheme, MixedScheme
 from octavo.models.formats.scheme_fields import CALIBRATION
 

@@ -6,9 +6,9 @@ from types import MappingProxyType
 from octavo.errors import UnsupportedModelError
 from octavo.models.config_fields import ConfigFields
 from octavo.models.formats.float8 import Float8Scheme
-from octavo.models.formats.int_quantized import IntQuantizedScheme
+from octavo.models.formats.integers.int_quantized import IntQuantizedScheme
+from octavo.models.formats.integers.pack_quantized import PackQuantizedScheme
 from octavo.models.formats.matrix_schemes import MatrixScheme, MixedScheme
-from octavo.models.formats.pack_quantized import PackQuantizedScheme
 from octavo.models.formats.scheme_fields import ARGUMENTS, check_cache, check_patterns, read_block
 
 _KEYS = frozenset(

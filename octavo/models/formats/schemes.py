@@ -1,7 +1,7 @@
 """Finds the reader of a config.json's quantization_config.
 
-To add a format: a file beside float8.py with a Scheme and a function that reads its fields, and a line in
-_METHODS, or in _FORMATS of compressed_tensors.
+To add a format: a file like float8.py, here or in integers/, with a Scheme and a function that reads its
+fields, and a line in _METHODS, or in _FORMATS of compressed_tensors.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,10 +11,10 @@ from typing import Protocol
 from octavo.errors import FileFormatError, UnsupportedModelError, suggest
 from octavo.models.config_fields import ConfigFields
 from octavo.models.formats.auto_round import read_auto_round
-from octavo.models.formats.awq import read_awq
 from octavo.models.formats.compressed_tensors import read_compressed_tensors
 from octavo.models.formats.float8 import read_fp8, read_modelopt
-from octavo.models.formats.gptq import read_gptq
+from octavo.models.formats.integers.awq import read_awq
+from octavo.models.formats.integers.gptq import read_gptq
 from octavo.models.formats.mxfp4 import read_mxfp4
 from octavo.models.formats.quantised_tensors import QuantisedTensors
 from octavo.models.weights import StoredTensors

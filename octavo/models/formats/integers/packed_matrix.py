@@ -15,7 +15,7 @@ from octavo.errors import WeightsError
 from octavo.layers.linear.blocks.weight import BLOCK, BlockWeight
 from octavo.layers.linear.grouped.weight import group_of
 from octavo.layers.linear.quantised import Storage
-from octavo.models.formats.integers import Groups
+from octavo.models.formats.integers.words import Groups
 from octavo.models.weights import Part, StoredTensors, slice_bounds
 
 _WORD_BITS = 32

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from octavo.errors import WeightsError
 from octavo.models.config_fields import ConfigFields
-from octavo.models.formats.integers import (
+from octavo.models.formats.integers.packed_matrix import PackedMatrix
+from octavo.models.formats.integers.words import (
     WORD,
     check_words,
     groups_of,
@@ -29,7 +30,6 @@ from octavo.models.formats.integers import (
     words_of,
 )
 from octavo.models.formats.matrix_schemes import MatrixScheme, MixedScheme
-from octavo.models.formats.packed_matrix import PackedMatrix
 from octavo.models.formats.quantised_tensors import FLOATS, check_tensor
 from octavo.models.formats.scheme_fields import CALIBRATION, check_patterns, read_group_size
 from octavo.models.weights import StoredTensors

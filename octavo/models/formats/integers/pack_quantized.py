@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from octavo.errors import WeightsError
-from octavo.models.formats.integers import (
+from octavo.models.formats.integers.packed_matrix import PackedMatrix
+from octavo.models.formats.integers.words import (
     WORD,
     check_words,
     groups_of,
@@ -27,7 +28,6 @@ from octavo.models.formats.integers import (
     words_of,
 )
 from octavo.models.formats.matrix_schemes import MatrixScheme
-from octavo.models.formats.packed_matrix import PackedMatrix
 from octavo.models.formats.quantised_tensors import FLOATS, check_tensor
 from octavo.models.weights import StoredTensors
 
