@@ -165,7 +165,7 @@ def by_grouped_mm(experts: StackedExperts, x: Tensor, choice: Choice) -> Tensor:
     sorted_rows = _grouped_mm(inner, experts.down.values.transpose(1, 2), offs=starts[1:])
     rows = torch.empty_like(sorted_rows)
     rows[pairs.long()] = sorted_rows
-    return combine_rows(rows, choice)
+    return combine_rows(rows, choice, num_held=experts.down.shape[0])
 
 
 def measure(layers: Layers, num_tokens: int, bandwidth: float, flops: float) -> dict[str, object]:

@@ -31,7 +31,7 @@ class AttentionMetadata:
             an empty row of a padded batch, whose query tokens see nothing.
         positions: [T] int32, absolute position of each query token in its sequence.
         slot_mapping: [T] int32 or int64, cache slot (block id * block_size + offset) where each query
-            token's key and value go; -1 writes nothing.
+            token's key and value go; -1 writes nothing, and a network may leave such a token out.
         block_table: [S, max_blocks] int32, block ids of each sequence; entries past its last block
             are never read.
         max_query_len: longest query, in tokens.

@@ -48,7 +48,12 @@ class DecoderLayer:
         )
 
     def __call__(
-        self, hidden: Tensor, delta: Tensor | None, rotations: Sequence[Tensor], step: AttentionStep
+        self,
+        hidden: Tensor,
+        delta: Tensor | None,
+        rotations: Sequence[Tensor],
+        step: AttentionStep,
+        slots: Tensor | None = None,
     ) -> Tensor | None:
         """Run the layer.
 
@@ -60,12 +65,15 @@ class DecoderLayer:
             delta: [T, hidden] that this layer first adds to hidden, or None.
             rotations: the step's, one per rope of the network.
             step: attention over the cache; writes this step's keys and values.
+            slots: [T], negative for padding, which experts leave out; None: there is no padding.
 
         Returns:
             [T, hidden] that the next layer has to add to hidden, or None if it is added already. Of several
             ranks each has a part of it, unless the network norms outputs.
         """
         delta = self.attention(hidden, delta, rotations, step)
+        if isinstance(self.feed_forward, ExpertFeedForward):
+            return self.feed_forward(hidden, delta, slots)
         return self.feed_forward(hidden, delta)
 
 
@@ -144,9 +152,11 @@ class Decoder:
         if self.stack is not None and isinstance(step, CpuStep):
             step.run_layers(self.stack, hidden, rotations)
             return hidden
+        # Graphs on GPUs have padding; that of one token has none.
+        slots = metadata.slot_mapping if hidden.is_cuda and len(hidden) > 1 else None
         delta = None
         for layer in self.layers:
-            delta = layer(hidden, delta, rotations, step)
+            delta = layer(hidden, delta, rotations, step, slots)
         if delta is None:
             return hidden
         # A norm of the output has summed it over ranks.

@@ -42,7 +42,7 @@ def facts_of(kernel, arguments, **options):
     return figures_of(compiled) | {"moves": len(re.findall(r"\bPRMT\b", code))}
 
 
-def compile_mxfp4(tiling: Mxfp4Tiling, *, few: bool = False, num_held: int | None = None):
+def compile_mxfp4(tiling: Mxfp4Tiling, *, few: bool = False, num_held: int = 32):
     tensors = {
         name + "_ptr": "*bf16" if name in ("x", "bias", "out") else "*i32"
         for name in ("x", "words", "exponents", "bias", "out", "pairs", "starts")
@@ -80,7 +80,8 @@ def compile_around(num_held: int):
     """The choice before, and the sum after."""
     tensors = {"experts_ptr": "*i32", "weights_ptr": "*fp32"}
     form = {"NUM_CHOSEN": 8, "NUM_HELD": num_held, "OVERLAP": True}
-    choose = {"logits_ptr": "*fp32", "bias_ptr": "*bf16", "first_held": "i32", "CHOSEN": 8}
+    choose = {"logits_ptr": "*fp32", "bias_ptr": "*bf16", "slots_ptr": "*i32", "first_held": "i32"}
+    choose["CHOSEN"] = 8
     choose |= {"NUM_EXPERTS": 128, "EXPERTS": 128, "RENORMALISES": True}
     combine = {"rows_ptr": "*bf16", "out_ptr": "*bf16", "size": "i32", "stride_out": "i32"}
     combine |= {"BLOCK": 1024, "ADD": False}
@@ -100,7 +101,7 @@ def compile_packed():
     return facts_of(_packed_kernel, {**tensors, **sizes, **tile, **form}, num_warps=4, num_stages=3)
 
 
-def compile_packed_few(num_held: int | None = None):
+def compile_packed_few(num_held: int = 128):
     kinds = {"x": "*bf16", "out": "*bf16", "factors": "*fp32"}
     names = ("x", "words", "pairs", "factors", "order", "out", "experts")
     tensors = {name + "_ptr": kinds.get(name, "*i32") for name in names}

@@ -94,14 +94,17 @@ def test_what_pays_off(on_hopper: None) -> None:
 
     assert chosen(0, 64, 64) == "plain"
     assert chosen(1, 65536, 4096) == "skinny"
-    few = [(rows, *sizes) for rows in (2, 3) for sizes in ((64, 64), (64, 4096), (65536, 64))]
-    assert [chosen(*each) for each in few] == ["skinny", "plain", "plain", "hopper", "hopper", "plain"]
-    assert [chosen(rows, 64, 64) for rows in (3, 256, 257)] == ["hopper", "hopper", "plain"]
-    assert [chosen(rows, 2064, 64) for rows in (3, 128, 129)] == ["hopper", "hopper", "plain"]
-    for columns, size in ((64, 4096), (4096, 1088), (6144, 1024)):
-        assert [chosen(rows, columns, size) for rows in (3, 64, 65)] == ["hopper", "hopper", "plain"]
-    assert [chosen(rows, 4096, 1024) for rows in (3, 128, 129)] == ["hopper", "hopper", "plain"]
-    assert chosen(16, 65536, 64) == "plain"
+    assert [chosen(2, *sizes) for sizes in ((64, 64), (64, 4096), (65536, 64))] == ["hopper"] * 3
+    assert [chosen(2, *sizes) for sizes in ((64, 96), (64, 4128), (65536, 96))] == [
+        "skinny",
+        "plain",
+        "plain",
+    ]
+    assert [chosen(rows, 64, 64) for rows in (2, 256, 257)] == ["hopper", "hopper", "plain"]
+    assert [chosen(rows, 2064, 64) for rows in (2, 128, 129)] == ["hopper", "hopper", "plain"]
+    for columns, size in ((64, 4096), (4096, 1088), (6144, 1024), (65536, 128)):
+        assert [chosen(rows, columns, size) for rows in (2, 64, 65)] == ["hopper", "hopper", "plain"]
+    assert [chosen(rows, 4096, 1024) for rows in (2, 128, 129)] == ["hopper", "hopper", "plain"]
     assert [chosen(rows, 64, 96) for rows in (4, 5)] == ["skinny", "plain"]
 
 
@@ -122,6 +125,8 @@ def test_rows_of_float8(on_hopper: None, num_weight_rows: int, width: int, first
     ]
     wide = Float8Weight(torch.empty(16384, 512, dtype=FLOAT8), torch.ones(128, 4), 128, 128)
     assert [choose_path(rows, wide) for rows in (2, 64)] == ["float8", "float8"]
+    long = Float8Weight(torch.empty(16384, 4096, dtype=FLOAT8), torch.ones(16384, 1), 1, 4096)
+    assert [choose_path(rows, long) for rows in (2, 64)] == ["hopper", "hopper"]
 
 
 def test_arguments_that_do_not_fit(on_hopper: None) -> None:

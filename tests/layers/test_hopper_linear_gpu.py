@@ -95,13 +95,14 @@ def test_rows_do_not_touch_each_other() -> None:
 def test_what_it_is_used_for() -> None:
     weight = random(1024, 512)
     assert choose_gemm(random(16, 512), weight) == "hopper"
-    assert choose_gemm(random(3, 512), weight) == "hopper"
-    assert choose_gemm(random(2, 512), weight) == "skinny"
+    assert choose_gemm(random(2, 512), weight) == "hopper"
+    assert choose_gemm(random(1, 512), weight) == "gemv"
     assert choose_gemm(random(256, 512), weight) == "hopper"
     assert choose_gemm(random(257, 512), weight) == "plain"
     assert choose_gemm(random(129, 512), random(2064, 512)) == "plain"
     assert choose_gemm(random(65, 4096), random(64, 4096)) == "plain"
-    assert choose_gemm(random(16, 512), random(65536, 512)) == "plain"
+    assert choose_gemm(random(16, 512), random(65536, 512)) == "hopper"
+    assert choose_gemm(random(65, 512), random(65536, 512)) == "plain"
 
 
 @pytest.mark.parametrize("has_delta", [False, True])

@@ -62,6 +62,19 @@ def test_all_tokens_to_one_expert_and_none_to_others() -> None:
     torch.testing.assert_close(experts(x, choice), one_by_one(x, choice, gate_up, down), atol=1e-4, rtol=1e-4)
 
 
+def test_padding_has_no_experts() -> None:
+    experts, _, _ = make_experts()
+    router = Router(random(NUM_EXPERTS, HIDDEN, seed=4), NUM_CHOSEN, renormalises=True)
+    x = random(6, HIDDEN, seed=3)
+    slots = torch.tensor([0, -1, 4, 5, -1, 9])
+    choice = router(x, slots)
+    assert (choice.experts == NUM_EXPERTS).all(1).tolist() == (slots < 0).tolist()
+    x[slots < 0] = torch.nan
+    got = experts(x, choice)
+    assert not got[slots < 0].any()
+    torch.testing.assert_close(got[slots >= 0], experts(x[slots >= 0], router(x[slots >= 0])))
+
+
 def test_no_tokens() -> None:
     experts, _, _ = make_experts()
     router = Router(random(NUM_EXPERTS, HIDDEN), NUM_CHOSEN, renormalises=True)
@@ -146,7 +159,7 @@ def test_products_by_the_number_of_tokens() -> None:
 
 def test_slots_cover_what_an_expert_can_have() -> None:
     assert row_slots(4, 0.25, 16) == 1
-    assert row_slots(128, 8.0, 16) == 1
+    assert row_slots(128, 8.0, 16) == 2
     assert row_slots(8192, 512.0, 128) == 8
     # No expert has more rows than there are tokens.
     assert row_slots(100, 100.0, 64) == 2

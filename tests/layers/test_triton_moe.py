@@ -105,8 +105,9 @@ def test_norm_and_choice_in_one_kernel(
     bias = random(num_experts, device=device, dtype=dtype, seed=3) if biased else None
     arrivals = torch.zeros(4, dtype=torch.int32, device=device)
     x = rms_norm(hidden, norm, 1e-6)
-    for renormalises, held in ((True, None), (False, range(2, 5))):
-        options = {"renormalises": renormalises, "bias": bias, "held": held}
+    padding = torch.tensor([3, -1, 0, -1][:num_rows], dtype=torch.int32, device=device)
+    for renormalises, held, slots in ((True, None, padding), (False, range(2, 5), None)):
+        options = {"renormalises": renormalises, "bias": bias, "held": held, "slots": slots}
         with poisoned_memory():
             got, experts, weights = norm_and_route(
                 hidden, norm, 1e-6, weight, 3, **options, arrivals=arrivals

@@ -141,3 +141,21 @@ def test_a_choice_by_the_numbers_of_a_rank(device: str, dtype: torch.dtype, held
     assert experts.tolist() == expected
     torch.testing.assert_close(weights, everyone.weights)
     assert choose_by_logits(logits, 3, renormalises=True, held=held).experts.tolist() == expected
+
+
+@everywhere
+@pytest.mark.parametrize("held", [None, range(2, 5)], ids=str)
+def test_padding_has_no_experts(device: str, dtype: torch.dtype, held: range | None) -> None:
+    from octavo.layers.moe.triton.router import choose_experts
+
+    logits = random(9, NUM_EXPERTS, device=device)
+    slots = torch.tensor([7, -1, 0, 5, -1, 1, 2, 3, -1], dtype=torch.int32, device=device)
+    expected = choose_by_logits(logits, 3, renormalises=True, held=held, slots=slots)
+    nobody = NUM_EXPERTS if held is None else len(held)
+    assert (expected.experts[slots < 0] == nobody).all()
+    with poisoned_memory():
+        experts, weights = choose_experts(logits, 3, renormalises=True, held=held, slots=slots)
+    assert torch.equal(experts, expected.experts)
+    torch.testing.assert_close(weights, expected.weights)
+    everyone = choose_by_logits(logits, 3, renormalises=True, held=held)
+    assert torch.equal(experts[slots >= 0], everyone.experts[slots >= 0])

@@ -83,8 +83,8 @@ _GEMV_MAX_SIZE = 16384
 # Skinny: from two rows on, cuBLAS is faster if K is this large, and at an LM head (large N).
 _SKINNY_MAX_SIZE = 4096
 # Hopper: minimum of rows; maximum of rows for small N, for large N, and for large weights or K. For more rows
-# cuBLAS is as fast, or up to 1.7 times as fast (ADR 15); at an LM head it is as fast.
-HOPPER_MIN_ROWS = 3
+# cuBLAS is as fast, or up to 1.7 times as fast (ADR 15).
+HOPPER_MIN_ROWS = 2
 HOPPER_MAX_ROWS = 256
 _HOPPER_MAX_ROWS_WIDE = 128
 _HOPPER_MAX_ROWS_LARGE = 64
@@ -233,8 +233,7 @@ def choose_gemm(x: Tensor, weight: Tensor) -> Gemm:
     max_rows = HOPPER_MAX_ROWS if num_columns <= _WIDE else _HOPPER_MAX_ROWS_WIDE
     if size >= _LONG or num_columns * size > _LARGE:
         max_rows = _HOPPER_MAX_ROWS_LARGE
-    pays_off = HOPPER_MIN_ROWS <= num_rows <= max_rows and num_columns < _VOCABULARY
-    if pays_off and hopper_tiling.unsupported_reason(x, weight) is None:
+    if HOPPER_MIN_ROWS <= num_rows <= max_rows and hopper_tiling.unsupported_reason(x, weight) is None:
         return "hopper"
     is_short = 1 < num_rows <= skinny_tiling.MAX_ROWS and size < _SKINNY_MAX_SIZE
     return "skinny" if num_rows == 1 or (is_short and num_columns < _VOCABULARY) else "plain"

@@ -34,13 +34,13 @@ class ExpertFeedForward:
         """What blocks have in common if they launch the same kernels."""
         return type(self.experts).__name__, getattr(self.experts, "form", None)
 
-    def __call__(self, hidden: Tensor, delta: Tensor | None) -> Tensor | None:
+    def __call__(self, hidden: Tensor, delta: Tensor | None, slots: Tensor | None = None) -> Tensor | None:
         """Run the block; arguments and result as for DecoderLayer."""
         if delta is None:
-            x, choice = self.router.from_stream(hidden, self.norm)
+            x, choice = self.router.from_stream(hidden, self.norm, slots)
         else:
             x = self.norm(hidden, delta)
-            choice = self.router(x)
+            choice = self.router(x, slots)
         if self.parallel.size > 1:
             return self.experts(x, choice)
         self.experts(x, choice, hidden)

@@ -18,8 +18,9 @@ class Choice(NamedTuple):
     """The experts of a step's tokens; the order of a token's experts is the order of its sum.
 
     Attributes:
-        experts: [T, k] int32, each token's experts, the most probable one first. Of a rank that holds E whole
-            experts, these are 0 to E - 1, and E is any of another rank.
+        experts: [T, k] int32, each token's experts, the most probable one first: 0 to E - 1, of which a rank
+            that holds whole experts has E. E itself is none of them: any of another rank, or what padding
+            gets.
         weights: [T, k] float32, factors of their results.
     """
 
@@ -57,11 +58,13 @@ class Router:
         arrivals = torch.zeros(num_rows, dtype=torch.int32, device=self.weight.device)
         object.__setattr__(self, "_arrivals", arrivals)
 
-    def from_stream(self, hidden: Tensor, norm: RMSNorm) -> tuple[Tensor, Choice]:
-        """Return the norm of hidden [T, hidden], and the choice of its experts."""
+    def from_stream(
+        self, hidden: Tensor, norm: RMSNorm, slots: Tensor | None = None
+    ) -> tuple[Tensor, Choice]:
+        """Return the norm of hidden [T, hidden], and the choice of its experts; slots: see __call__."""
         if not self._fuses(hidden):
             x = norm(hidden)
-            return x, self(x)
+            return x, self(x, slots)
         from octavo.layers.moe.triton.route import norm_and_route
 
         x, *choice = norm_and_route(
@@ -73,6 +76,7 @@ class Router:
             renormalises=self.renormalises,
             bias=self.bias,
             held=self.held,
+            slots=slots,
             arrivals=self._arrivals,
         )
         return x, Choice(*choice)
@@ -83,31 +87,49 @@ class Router:
         is_few = 0 < hidden.shape[0] <= _MAX_ROWS and not self.deterministic
         return is_few and size <= _MAX_SIZE and num_experts <= _MAX_EXPERTS and has_triton(hidden)
 
-    def __call__(self, x: Tensor) -> Choice:
-        """Choose the experts of x [T, hidden]."""
+    def __call__(self, x: Tensor, slots: Tensor | None = None) -> Choice:
+        """Choose the experts of tokens.
+
+        Args:
+            x: [T, hidden].
+            slots: [T], negative for padding, which gets no experts; or None.
+        """
         if has_triton(x):
             from octavo.layers.moe.triton.router import choose_experts, router_logits
 
             logits = router_logits(x, self.weight, deterministic=self.deterministic)
             return Choice(
                 *choose_experts(
-                    logits, self.num_chosen, renormalises=self.renormalises, bias=self.bias, held=self.held
+                    logits,
+                    self.num_chosen,
+                    renormalises=self.renormalises,
+                    bias=self.bias,
+                    held=self.held,
+                    slots=slots,
                 )
             )
         bias = None if self.bias is None else self.bias.float()
         logits = linear(x.float(), self.weight.float(), bias)
-        return choose_by_logits(logits, self.num_chosen, renormalises=self.renormalises, held=self.held)
+        options = {"held": self.held, "slots": slots}
+        return choose_by_logits(logits, self.num_chosen, renormalises=self.renormalises, **options)
 
 
 def choose_by_logits(
-    logits: Tensor, num_chosen: int, *, renormalises: bool, held: range | None = None
+    logits: Tensor,
+    num_chosen: int,
+    *,
+    renormalises: bool,
+    held: range | None = None,
+    slots: Tensor | None = None,
 ) -> Choice:
     """Choose the experts of logits [T, E] float32: the specification of the GPU's kernel."""
     # A stable sort keeps equal logits in the order of their experts.
     values, order = torch.sort(logits, dim=-1, descending=True, stable=True)
     weights = values[:, :num_chosen].softmax(-1) if renormalises else values.softmax(-1)[:, :num_chosen]
     experts = order[:, :num_chosen].to(torch.int32)
-    if held is not None:
-        is_held = (experts >= held.start) & (experts < held.stop)
-        experts = torch.where(is_held, experts - held.start, len(held))
+    held = range(logits.shape[1]) if held is None else held
+    is_held = (experts >= held.start) & (experts < held.stop)
+    if slots is not None:
+        is_held &= (slots >= 0)[:, None]
+    experts = torch.where(is_held, experts - held.start, len(held))
     return Choice(experts, weights.contiguous())

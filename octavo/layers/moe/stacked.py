@@ -31,7 +31,7 @@ class StackedExperts:
         down: [E, hidden, n], packed if gate_up is.
         activation: name of the gated activation.
         deterministic: no bit of a token's result depends on the rest of the batch. Not with packed weights.
-        num_elsewhere: experts of other ranks, whose pairs are skipped on the device.
+        num_elsewhere: experts of other ranks.
     """
 
     gate_up: AnyExpertWeight
@@ -73,9 +73,8 @@ class StackedExperts:
         """Run every pair of a token and an expert by itself."""
         gate_up, down = few_kernels(self.gate_up), few_kernels(self.down)
         up_tiling, down_tiling = choose_few_tiling(self.gate_up), choose_few_tiling(self.down)
-        skips = self.num_elsewhere > 0
-        inner = gate_up.few_gate_up(x, self.gate_up, choice.experts, self.activation, up_tiling, skips=skips)
-        return down.few_down(inner, self.down, choice, residual, down_tiling, skips=skips)
+        inner = gate_up.few_gate_up(x, self.gate_up, choice.experts, self.activation, up_tiling)
+        return down.few_down(inner, self.down, choice, residual, down_tiling)
 
     def grouped(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Sort the pairs by expert, and run each expert's rows together."""
@@ -133,8 +132,7 @@ class StackedExperts:
     def _combined(self, rows: Tensor, choice: Choice, residual: Tensor | None) -> Tensor:
         from octavo.layers.moe.triton.combine import combine_rows
 
-        num_held = self.down.shape[0] if self.num_elsewhere else None
-        return combine_rows(rows, choice, residual, num_held=num_held)
+        return combine_rows(rows, choice, residual, num_held=self.down.shape[0])
 
 
 class Gemv(Protocol):

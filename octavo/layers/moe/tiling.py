@@ -115,14 +115,12 @@ def choose_grouped_tiling(
         is_gated: an activation halves the columns.
         deterministic: one tiling for any number of rows, so that no row's bits depend on it.
     """
-    rows = _ONE_FOR_ALL
-    if not deterministic:
-        rows = next((rows for rows in (16, 32, 64) if rows_per_expert <= 0.75 * rows), 128)
+    rows = _ONE_FOR_ALL if deterministic else _rows_of_tile(rows_per_expert, weight)
     if isinstance(weight, PackedExpertWeight):
         # The program unpacks a tile's words once for all of its rows; two programs with 64 fit on an SM.
         return PackedTiling(min(rows, 64), 128, 4, 3 if rows <= 32 else 2)
     if isinstance(weight, Mxfp4ExpertWeight):
-        return _mxfp4_tiling(8 if rows_per_expert <= 4 and not deterministic else rows, weight)
+        return _mxfp4_tiling(rows, weight)
     values = weight.values
     if values.dtype == torch.float32:
         return GroupedTiling(16, 32, 16, 4, 2, tma=False)
@@ -139,11 +137,26 @@ def choose_grouped_tiling(
     return GroupedTiling(rows, columns, depth, 8, 3, tma)
 
 
+def _rows_of_tile(rows_per_expert: float, weight: AnyExpertWeight) -> int:
+    """Return the rows of a tile.
+
+    Tokens do not spread evenly, and an expert's second tile reads its weights once more. So tiles have room
+    for several times the average.
+    """
+    if isinstance(weight, Mxfp4ExpertWeight):
+        limits = ((8, 1), (16, 8), (32, 24), (64, 48))
+    elif isinstance(weight, PackedExpertWeight):
+        limits = ((16, 6), (32, 24))
+    else:
+        limits = ((32, 12), (64, 48))
+    return next((rows for rows, most_per_expert in limits if rows_per_expert <= most_per_expert), 128)
+
+
 def choose_rounded_tiling(rows_per_expert: float, *, is_gated: bool) -> GroupedTiling:
     """Return the tiling of a grouped GEMM of float8 rows; see choose_grouped_tiling."""
     # Up to so many rows of an expert, tiles have 16 or 32; found by a sweep on an H100.
     most_of_32, many = (64, 128) if is_gated else (24, 64)
-    rows = 16 if rows_per_expert <= 4 else 32 if rows_per_expert <= most_of_32 else many
+    rows = 16 if rows_per_expert <= 3 else 32 if rows_per_expert <= most_of_32 else many
     return GroupedTiling(rows, 64 if is_gated else 128, 128, 4, 4 if rows == 64 else 3, tma=True)
 
 
@@ -160,8 +173,8 @@ def _mxfp4_tiling(rows: int, weight: Mxfp4ExpertWeight) -> Mxfp4Tiling:
 def row_slots(num_tokens: int, rows_per_expert: float, rows: int) -> int:
     """Return how many programs share an expert's tiles of rows, for each tile of columns.
 
-    Twice the average number of tiles: programs without a tile end at once, and experts with more give each
-    program several.
+    Twice the average number of tiles, at least 2: programs without a tile end at once, and experts with more
+    give each program several.
 
     Args:
         num_tokens: T, which no expert has more rows than.
@@ -169,4 +182,4 @@ def row_slots(num_tokens: int, rows_per_expert: float, rows: int) -> int:
         rows: of a tile.
     """
     average = -(-rows_per_expert // rows)
-    return int(min(-(-num_tokens // rows), 1 if average <= 1 else 2 * average))
+    return int(min(-(-num_tokens // rows), 2 * max(1, average)))

@@ -22,11 +22,12 @@ Float8Path = Literal["gemv", "skinny", "hopper", "float8", "many", "torch"]
 # Most rows of a path.
 SKINNY_MAX_ROWS = 1
 _FEW_MAX_ROWS = 64
-# Rows that the Hopper GEMM multiplies: by weights of some rows, and of many.
+# Rows that the Hopper GEMM multiplies: by weights of some rows, or of many long ones, and of many short ones.
 _HOPPER_ROWS = range(2, 65)
 _HOPPER_ROWS_WIDE = range(33, 65)
 _NARROW = 4096
 _WIDE = 16384
+_DEEP = 4096
 # Most rows that the GEMM of many rows multiplies by weights of few rows, if scales are of tiles.
 _MANY_MAX_ROWS_TILED = 256
 # Weights of many columns.
@@ -95,10 +96,11 @@ def choose_path(num_rows: int, weight: Float8Weight) -> Float8Path:
 
 def _hopper_rows(weight: Float8Weight) -> range:
     num_weight_rows, size = weight.shape
-    if num_weight_rows < _WIDE:
+    has_long_tiles = weight.width == size
+    if num_weight_rows < _WIDE or (has_long_tiles and size >= _DEEP):
         return _HOPPER_ROWS
     # Scales of tiles take it longer than float8_linear.
-    return _HOPPER_ROWS_WIDE if weight.width == size else range(0)
+    return _HOPPER_ROWS_WIDE if has_long_tiles else range(0)
 
 
 def _is_many(num_rows: int, weight: Float8Weight) -> bool:

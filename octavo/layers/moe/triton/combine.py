@@ -10,16 +10,14 @@ from octavo.layers.moe.router import Choice
 _BLOCK = 1024
 
 
-def combine_rows(
-    rows: Tensor, choice: Choice, residual: Tensor | None = None, *, num_held: int | None = None
-) -> Tensor:
+def combine_rows(rows: Tensor, choice: Choice, residual: Tensor | None = None, *, num_held: int) -> Tensor:
     """Sum each token's rows times their weights, in float32, from the first to the last.
 
     Args:
         rows: [T k, H] contiguous, a token's k rows one after the other.
         choice: each token's experts and their weights, contiguous.
         residual: [T, H], dtype of rows, rows any stride apart: the sums are added to it in place; or None.
-        num_held: rows of experts from this one on are not read; None: all are.
+        num_held: rows of experts from this one on count as 0, whatever they hold.
 
     Returns:
         residual, or a new [T, H], dtype of rows.
@@ -53,11 +51,10 @@ def _combine_kernel(
     total = tl.zeros([BLOCK], tl.float32)
     for number in tl.static_range(NUM_CHOSEN):
         pair = token * NUM_CHOSEN + number
-        is_read = inside
-        if NUM_HELD is not None:
-            is_read &= tl.load(experts_ptr + pair) < NUM_HELD
-        row = tl.load(rows_ptr + pair * size + column, mask=is_read, other=0.0).to(tl.float32)
-        total += row * tl.load(weights_ptr + pair)
+        # Loaded whether it counts or not, so that no load waits for another.
+        row = tl.load(rows_ptr + pair * size + column, mask=inside, other=0.0).to(tl.float32)
+        is_held = tl.load(experts_ptr + pair) < NUM_HELD
+        total += tl.where(is_held, row * tl.load(weights_ptr + pair), 0.0)
     out_at = out_ptr + token * stride_out + column
     if ADD:
         total += tl.load(out_at, mask=inside, other=0.0).to(tl.float32)

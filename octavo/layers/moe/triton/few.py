@@ -22,18 +22,15 @@ def few_gate_up(
     experts: Tensor,
     activation: str,
     tiling: Tiling,
-    *,
-    skips: bool = False,
 ) -> Tensor:
     """Return activation(gate) * up of every pair; sums are float32.
 
     Args:
         x: [T, K] bfloat16, float16 or float32; rows any stride apart, last dimension contiguous.
         weight: [E, 2 n, K] = [gate | up].
-        experts: [T, k] int32, contiguous.
+        experts: [T, k] int32, contiguous; no weight is read for E, see Choice.
         activation: its name; see layers.triton.activation.
         tiling: columns count rows of the weight, gate and up.
-        skips: there may be pairs of E, which is no expert of this rank; no weight is read for them.
 
     Returns:
         A new [T k, n], dtype of x.
@@ -46,7 +43,7 @@ def few_gate_up(
         (-(-num_weight_rows // tiling.columns), num_pairs),
         *(x, weight.values, _scales_of(weight), weight.bias, experts, out, num_weight_rows, x.stride(0)),
         *(weight.width, experts.shape[1], size, activation, tiling.columns, _depth(tiling, size)),
-        num_experts if skips else None,
+        num_experts,
         num_warps=tiling.num_warps,
         **overlap_options(x),
     )
@@ -59,18 +56,15 @@ def few_down(
     choice: Choice,
     residual: Tensor | None,
     tiling: Tiling,
-    *,
-    skips: bool = False,
 ) -> Tensor:
     """Return the sums of each token's products times its weights; sums are float32.
 
     Args:
         x: [T k, n] of few_gate_up.
         weight: [E, H, n].
-        choice: each token's experts and their weights, contiguous.
+        choice: each token's experts and their weights, contiguous; pairs of E are not in the sums.
         residual: [T, H], rows any stride apart: the sums are added to it in place; or None.
         tiling: of a program; depth is at most that of a row.
-        skips: see few_gate_up; such pairs are not in the sums.
 
     Returns:
         residual, or a new [T, H], dtype of x.
@@ -82,7 +76,7 @@ def few_down(
         (-(-num_columns // tiling.columns), num_tokens),
         *(x, weight.values, _scales_of(weight), weight.bias, *choice, out, num_columns, out.stride(0)),
         *(weight.width, num_chosen, size, tiling.columns, _depth(tiling, size)),
-        *(num_experts if skips else None, residual is not None),
+        *(num_experts, residual is not None),
         num_warps=tiling.num_warps,
         **overlap_options(x),
     )
@@ -140,17 +134,13 @@ def _few_gate_up_kernel(
     x_at = x_ptr + (pair // NUM_CHOSEN).to(tl.int64) * stride_x + k
     wait_for_previous(OVERLAP)
     expert = tl.load(experts_ptr + pair).to(tl.int64)
-    is_held = True
-    num_k = SIZE
-    if NUM_HELD is not None:
-        is_held = expert < NUM_HELD
-        num_k = tl.where(is_held, SIZE, 0)
+    is_held = expert < NUM_HELD
+    num_k = tl.where(is_held, SIZE, 0)
     weight_at = weight_ptr + (expert * num_weight_rows + weight_row)[:, None] * SIZE + k
     weight = tl.load(weight_at, mask=k < num_k, other=0.0)
     sums = tl.zeros([COLUMNS, DEPTH // VECTOR], tl.float32)
-    for start in range(0, num_k, DEPTH):
-        next_k = start + DEPTH + k
-        next_weight = tl.load(weight_at + start + DEPTH, mask=next_k < SIZE, other=0.0)
+    for start in range(0, SIZE, DEPTH):
+        next_weight = tl.load(weight_at + start + DEPTH, mask=start + DEPTH + k < num_k, other=0.0)
         x = tl.load(x_at + start, mask=start + k < SIZE, other=0.0).to(tl.float32)
         products = _fold(weight.to(tl.float32) * x, VECTOR)
         sums += _scaled(products, scales_ptr, expert, weight_row, num_weight_rows, start, SIZE, WIDTH, VECTOR)
@@ -190,16 +180,13 @@ def _few_down_kernel(
         weight_at = weight_ptr + (expert * num_columns + weight_row)[:, None] * SIZE + k
         x_at = x_ptr + pair.to(tl.int64) * SIZE + k
         factor = tl.load(weights_ptr + pair)
-        is_held = True
-        num_k = SIZE
-        if NUM_HELD is not None:
-            is_held = expert < NUM_HELD
-            num_k = tl.where(is_held, SIZE, 0)
+        is_held = expert < NUM_HELD
+        num_k = tl.where(is_held, SIZE, 0)
         if bias_ptr is not None:
             bias = tl.load(bias_ptr + expert * num_columns + weight_row, mask=is_held, other=0.0)
             biases += factor * bias.to(tl.float32)
-        for start in range(0, num_k, DEPTH):
-            is_k = start + k < SIZE
+        for start in range(0, SIZE, DEPTH):
+            is_k = start + k < num_k
             weight = tl.load(weight_at + start, mask=is_k, other=0.0).to(tl.float32)
             x = tl.load(x_at + start, mask=is_k, other=0.0).to(tl.float32)
             products = _fold(weight * x, VECTOR) * factor

@@ -46,13 +46,11 @@ def few_gate_up(
     experts: Tensor,
     activation: str,
     tiling: Mxfp4Tiling,
-    *,
-    skips: bool = False,
 ) -> Tensor:
     """Return the activation of every pair's gate and up; see few.few_gate_up."""
     num_pairs = experts.numel()
     pairs = None, experts, experts.shape[1]
-    return _launch(x, weight, (1, num_pairs), num_pairs, pairs, activation, tiling, skips=skips)
+    return _launch(x, weight, (1, num_pairs), num_pairs, pairs, activation, tiling)
 
 
 def few_down(
@@ -61,12 +59,10 @@ def few_down(
     choice: Choice,
     residual: Tensor | None,
     tiling: Mxfp4Tiling,
-    *,
-    skips: bool = False,
 ) -> Tensor:
     """Return the sums of each token's products times its weights; see few.few_down."""
-    rows = _launch(x, weight, (1, len(x)), len(x), (None, choice.experts, 1), None, tiling, skips=skips)
-    return combine_rows(rows, choice, residual, num_held=weight.shape[0] if skips else None)
+    rows = _launch(x, weight, (1, len(x)), len(x), (None, choice.experts, 1), None, tiling)
+    return combine_rows(rows, choice, residual, num_held=weight.shape[0])
 
 
 def _launch(
@@ -77,8 +73,6 @@ def _launch(
     pairs: tuple[Tensor | None, Tensor, int],
     activation: str | None,
     tiling: Mxfp4Tiling,
-    *,
-    skips: bool = False,
 ) -> Tensor:
     """Return every pair's row; pairs are sorted ones, or None and each pair's expert, and k."""
     num_experts, num_weight_rows, size = weight.shape
@@ -90,7 +84,7 @@ def _launch(
         (-(-num_columns // (tiling.columns // halves)), *grid),
         *(x, weight.words, weight.exponents, weight.bias, out, *pairs[:2], num_columns, x.stride(0), grid[0]),
         *(pairs[2], size, activation, tiling.rows, tiling.columns, tiling.parts, tiling.num_stages),
-        num_experts if skips else None,
+        num_experts,
         num_warps=tiling.num_warps,
         maxnreg=tiling.registers,
         **overlap_options(x),
@@ -161,8 +155,7 @@ def _mxfp4_kernel(
         first = tl.program_id(2)
         end = first + 1
         expert = tl.load(starts_ptr + first).to(tl.int64)
-        if NUM_HELD is not None:
-            end = tl.where(expert < NUM_HELD, end, first)
+        end = tl.where(expert < NUM_HELD, end, first)
     else:
         expert = tl.program_id(2).to(tl.int64)
         first = tl.load(starts_ptr + expert) + tl.program_id(1) * ROWS

@@ -27,11 +27,9 @@ def few_gate_up(
     experts: Tensor,
     activation: str,
     tiling: PackedTiling,
-    *,
-    skips: bool = False,
 ) -> Tensor:
     """Return the activation of every pair's gate and up; see few.few_gate_up."""
-    return _launch(x, weight, experts, experts.shape[1], activation, tiling, skips=skips)
+    return _launch(x, weight, experts, experts.shape[1], activation, tiling)
 
 
 def few_down(
@@ -40,12 +38,10 @@ def few_down(
     choice: Choice,
     residual: Tensor | None,
     tiling: PackedTiling,
-    *,
-    skips: bool = False,
 ) -> Tensor:
     """Return the sums of each token's products times its weights; see few.few_down."""
-    rows = _launch(x, weight, choice.experts, 1, None, tiling, skips=skips)
-    return combine_rows(rows, choice, residual, num_held=weight.shape[0] if skips else None)
+    rows = _launch(x, weight, choice.experts, 1, None, tiling)
+    return combine_rows(rows, choice, residual, num_held=weight.shape[0])
 
 
 def _launch(
@@ -55,8 +51,6 @@ def _launch(
     num_chosen: int,
     activation: str | None,
     tiling: PackedTiling,
-    *,
-    skips: bool,
 ) -> Tensor:
     """Return every pair's row; x has a row for num_chosen pairs."""
     num_experts, num_weight_rows, size = weight.shape
@@ -70,7 +64,7 @@ def _launch(
         *(x, weight.words, weight.pairs, weight.factors, experts if order is None else order, out, experts),
         *(num_columns, x.stride(0), num_chosen, size, weight.bits, weight.group, order is not None),
         *(activation, tiling.rows, tiling.columns, tiling.parts, tiling.num_stages),
-        num_experts if skips else None,
+        num_experts,
         num_warps=tiling.num_warps,
         **overlap_options(x),
     )
@@ -161,10 +155,7 @@ def _packed_few_kernel(
     wait_for_previous(OVERLAP)
     pair = tl.program_id(1)
     expert = tl.load(experts_ptr + pair).to(tl.int64)
-    is_held = True
-    if NUM_HELD is not None:
-        is_held = expert < NUM_HELD
-    if is_held:
+    if expert < NUM_HELD:
         words_at = (
             words_ptr + ((expert * num_weight_rows + weight_row) * SPANS + index // COLUMNS)[:, None] * 32
         )

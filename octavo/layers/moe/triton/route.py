@@ -31,6 +31,7 @@ def norm_and_route(
     renormalises: bool,
     bias: Tensor | None,
     held: range | None,
+    slots: Tensor | None,
     arrivals: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the norm of a few tokens, and the fields of their Choice.
@@ -41,7 +42,7 @@ def norm_and_route(
         hidden: [T, K] bfloat16, float16 or float32; rows any stride apart, last dimension contiguous.
         norm_weight, eps: see norm.rms_norm.
         weight: [E, K] contiguous, dtype of hidden.
-        num_chosen, renormalises, bias, held: see router.choose_experts.
+        num_chosen, renormalises, bias, held, slots: see router.choose_experts.
         arrivals: [T or more] int32, 0 before and after.
     """
     num_rows, (num_experts, size) = hidden.shape[0], weight.shape
@@ -52,7 +53,8 @@ def norm_and_route(
     launch(
         _route_kernel,
         (num_experts, num_rows),
-        *(hidden, norm_weight, weight, bias, x, logits, experts, weights, arrivals, hidden.stride(0), eps),
+        *(hidden, norm_weight, weight, bias, slots, x, logits, experts, weights, arrivals),
+        *(hidden.stride(0), eps),
         *(
             0 if held is None else held.start,
             size,
@@ -60,7 +62,7 @@ def norm_and_route(
             num_experts,
             power_of_two(num_experts),
         ),
-        *(num_chosen, renormalises, None if held is None else len(held)),
+        *(num_chosen, renormalises, num_experts if held is None else len(held)),
         num_warps=4 if size <= 4096 else 8,
         **overlap_options(hidden),
     )
@@ -69,8 +71,8 @@ def norm_and_route(
 
 @triton.jit(do_not_specialize=["first_held"])
 def _route_kernel(
-    hidden_ptr, norm_ptr, weight_ptr, bias_ptr, x_ptr, logits_ptr, experts_ptr, weights_ptr, arrivals_ptr,
-    stride_hidden, eps, first_held,
+    hidden_ptr, norm_ptr, weight_ptr, bias_ptr, slots_ptr, x_ptr, logits_ptr, experts_ptr, weights_ptr,
+    arrivals_ptr, stride_hidden, eps, first_held,
     SIZE: tl.constexpr, DEPTH: tl.constexpr, NUM_EXPERTS: tl.constexpr, ALL: tl.constexpr,
     NUM_CHOSEN: tl.constexpr, RENORMALISES: tl.constexpr, NUM_HELD: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -107,7 +109,7 @@ def _route_kernel(
         is_chosen = rank < NUM_CHOSEN
         likely = tl.exp(logits - tl.max(logits, axis=0))
         total = tl.sum(tl.where(is_chosen, likely, 0.0) if RENORMALISES else likely, axis=0)
-        chosen = place_among_held(expert, first_held, NUM_HELD)
+        chosen = place_among_held(expert, first_held, slots_ptr, token, NUM_HELD)
         at = token * NUM_CHOSEN + rank
         tl.store(experts_ptr + at, chosen, mask=is_chosen)
         tl.store(weights_ptr + at, likely / total, mask=is_chosen)

@@ -68,6 +68,7 @@ def choose_experts(
     renormalises: bool,
     bias: Tensor | None = None,
     held: range | None = None,
+    slots: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the fields of a Choice; see layers.moe.router.choose_by_logits.
 
@@ -77,6 +78,7 @@ def choose_experts(
         renormalises: a token's k weights are divided by their sum.
         bias: [E] contiguous, added to the logits, or None.
         held: see Router.
+        slots: see Router; contiguous.
     """
     num_rows, num_experts = logits.shape
     experts = logits.new_empty(num_rows, num_chosen, dtype=torch.int32)
@@ -85,9 +87,9 @@ def choose_experts(
         launch(
             _choose_kernel,
             (num_rows,),
-            *(logits, bias, experts, weights, 0 if held is None else held.start),
+            *(logits, bias, slots, experts, weights, 0 if held is None else held.start),
             *(num_experts, power_of_two(num_experts), num_chosen, power_of_two(num_chosen), renormalises),
-            None if held is None else len(held),
+            num_experts if held is None else len(held),
             num_warps=1,
             **overlap_options(logits),
         )
@@ -167,17 +169,18 @@ def choice_keys(logits, expert, inside, EXPERTS: tl.constexpr):
 
 
 @triton.jit
-def place_among_held(expert, first_held, NUM_HELD: tl.constexpr):
-    """Return which of the experts held here each one is, NUM_HELD for those elsewhere; None: all are here."""
-    if NUM_HELD is not None:
-        expert -= first_held
-        expert = tl.where((expert >= 0) & (expert < NUM_HELD), expert, NUM_HELD)
-    return expert
+def place_among_held(expert, first_held, slots_ptr, token, NUM_HELD: tl.constexpr):
+    """Return which of the experts held here each of a token's is; NUM_HELD: elsewhere, or of padding."""
+    expert -= first_held
+    is_held = (expert >= 0) & (expert < NUM_HELD)
+    if slots_ptr is not None:
+        is_held &= tl.load(slots_ptr + token) >= 0
+    return tl.where(is_held, expert, NUM_HELD)
 
 
 @triton.jit(do_not_specialize=["first_held"])
 def _choose_kernel(
-    logits_ptr, bias_ptr, experts_ptr, weights_ptr, first_held,
+    logits_ptr, bias_ptr, slots_ptr, experts_ptr, weights_ptr, first_held,
     NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, NUM_CHOSEN: tl.constexpr, CHOSEN: tl.constexpr,
     RENORMALISES: tl.constexpr, NUM_HELD: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -207,7 +210,7 @@ def _choose_kernel(
     largest = tl.max(logits, axis=0)
     weights = tl.exp(values - largest)
     total = tl.sum(weights if RENORMALISES else tl.exp(logits - largest), axis=0)
-    chosen = place_among_held(chosen, first_held, NUM_HELD)
+    chosen = place_among_held(chosen, first_held, slots_ptr, row, NUM_HELD)
     at = row * NUM_CHOSEN + slot
     tl.store(experts_ptr + at, chosen, mask=slot < NUM_CHOSEN)
     tl.store(weights_ptr + at, weights / total, mask=slot < NUM_CHOSEN)
