@@ -9,6 +9,8 @@ from octavo.errors import FileFormatError, UnsupportedModelError, suggest
 
 # Divisors of the rotary frequencies; they become part of the config.
 ROPE_FACTORS = "rope_freqs.weight"
+# The same of LongRoPE, for texts beyond the context that a model was first trained on, and within it.
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 
 # Stands for ".experts.<number>." in the name of a tensor that stacks a projection of all experts.
 EXPERTS = ".experts.*."
@@ -75,6 +77,8 @@ class GGUFArchitecture:
         own_keys: keys under "<name>." beyond those that every architecture may have.
         sliding_window: window in tokens if the file names none; None: no window.
         yarn: fields of a YaRN scaling that the file does not tell.
+        has_long_rope: a file may have LongRoPE's factors.
+        has_partial_rotary: a file may let only a part of each head turn.
         wide_layers: number of layers of the one model in this family that scales attention by hidden size /
             heads instead of the head dimension; None: the family's config has no scale.
         experts: how a file with experts is read; None: it has none.
@@ -89,8 +93,15 @@ class GGUFArchitecture:
     own_keys: frozenset[str] = frozenset()
     sliding_window: int | None = None
     yarn: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    has_long_rope: bool = False
+    has_partial_rotary: bool = False
     wide_layers: int | None = None
     experts: GGUFExperts | None = None
+
+    @property
+    def rope_tensors(self) -> frozenset[str]:
+        """Names of the tensors that become part of the config."""
+        return frozenset({LONG_FACTORS, SHORT_FACTORS} if self.has_long_rope else {ROPE_FACTORS})
 
 
 _NAMES_WITH_EXPERTS = MappingProxyType(_LAYER_NAMES | _EXPERT_NAMES)
@@ -99,6 +110,7 @@ _GPT_OSS_NAMES = MappingProxyType(
     | {"post_attention_norm": "post_attention_layernorm"}
     | _BARE_NAMES
 )
+_FUSED_NAMES = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _GEMMA_KEYS = frozenset({"attention.sliding_window", "final_logit_softcapping"})
 _GEMMA_NAMES = MappingProxyType(_LAYER_NAMES | _FOUR_NORM_NAMES)
 ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
@@ -143,6 +155,16 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
                 # Unlike others' scalings, without which it was trained.
                 yarn=MappingProxyType({"truncate": False}),
                 experts=GGUFExperts(hf_name="GptOssForCausalLM", model_type="gpt_oss"),
+            ),
+            # Phi-4 and Phi-4-mini, too; the converter puts the gate's rows before those of up, as published.
+            GGUFArchitecture(
+                name="phi3",
+                hf_name="Phi3ForCausalLM",
+                model_type="phi3",
+                layer_names=MappingProxyType(_LAYER_NAMES | _FUSED_NAMES),
+                own_keys=frozenset({"attention.sliding_window"}),
+                has_long_rope=True,
+                has_partial_rotary=True,
             ),
             GGUFArchitecture(name="qwen2", hf_name="Qwen2ForCausalLM", model_type="qwen2"),
             GGUFArchitecture(name="qwen3", hf_name="Qwen3ForCausalLM", model_type="qwen3"),

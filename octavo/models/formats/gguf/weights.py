@@ -9,15 +9,10 @@ from torch import Tensor
 
 from octavo.errors import ConfigError, FileFormatError, WeightsError
 from octavo.layers.linear.quantised import Storage
-from octavo.models.formats.gguf.architectures import (
-    EXPERTS,
-    ROPE_FACTORS,
-    find_architecture,
-    hugging_face_name,
-)
+from octavo.models.formats.gguf.architectures import EXPERTS, find_architecture, hugging_face_name
 from octavo.models.formats.gguf.blocks import GGUFBlocks, quantised_of, read_as_stored, storage_of
-from octavo.models.formats.gguf.config import ArchitectureFields
 from octavo.models.formats.gguf.dequantize import decode_blocks, require_decodable
+from octavo.models.formats.gguf.fields import ArchitectureFields
 from octavo.models.formats.gguf.file import GGUFFile, GGUFTensorInfo
 from octavo.models.one_thread import one_thread
 from octavo.models.weights import CPU, Part, missing_tensor, slice_bounds
@@ -49,12 +44,12 @@ class GGUFWeights:
         self._architecture = find_architecture(file.metadata, where)
         self._infos: dict[str, GGUFTensorInfo] = {}
         for info in file.tensors.values():
-            if info.name != ROPE_FACTORS:
+            if info.name not in self._architecture.rope_tensors:
                 self._infos |= self._named(info)
         self._num_heads = self._head_counts()
 
     def names(self) -> Set[str]:
-        """Return the Hugging Face names of all tensors but rope_freqs, which becomes part of the config."""
+        """Return the Hugging Face names of all tensors but rotary factors, which are part of the config."""
         return self._infos.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:

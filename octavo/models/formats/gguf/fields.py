@@ -1,0 +1,102 @@
+"""The metadata keys of a GGUF file's architecture, checked."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from octavo.errors import FileFormatError, UnsupportedModelError, suggest
+from octavo.models.config_fields import ConfigFields
+from octavo.models.formats.gguf.architectures import GGUFArchitecture
+from octavo.models.formats.gguf.file import GGUFFile
+
+# Keys under "<architecture>." that are read.
+_READ_KEYS = frozenset(
+    {
+        "block_count",
+        "context_length",
+        "embedding_length",
+        "feed_forward_length",
+        "expert_count",
+        "expert_used_count",
+        "expert_feed_forward_length",
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.key_length",
+        "attention.value_length",
+        "attention.layer_norm_rms_epsilon",
+        "rope.dimension_count",
+        "rope.freq_base",
+        "rope.scaling.type",
+        "rope.scaling.attn_factor",
+        "rope.scaling.factor",
+        "rope.scaling.original_context_length",
+        "rope.scale_linear",
+    }
+)
+# Keys that repeat what the tensors say, or do not affect the network.
+_IGNORED_KEYS = frozenset({"vocab_size", "rope.scaling.finetuned"})
+# Keys of which only these values are supported.
+_NEUTRAL_KEYS: Mapping[str, tuple[object, ...]] = {
+    "expert_shared_count": (0,),
+    "pooling_type": (0,),
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0,),
+    "rope.scaling.yarn_log_multiplier": (0,),
+    "rope.scaling.yarn_beta_fast": (32,),
+    "rope.scaling.yarn_beta_slow": (1,),
+}
+# May be an array of one value per layer.
+_LISTED_KEYS = frozenset({"attention.sliding_window_pattern"})
+# Sizes that may be given per layer.
+_SIZES_PER_LAYER = frozenset({"feed_forward_length", "attention.head_count", "attention.head_count_kv"})
+
+
+class ArchitectureFields(ConfigFields):
+    """The metadata keys under "<architecture>."; unknown keys are refused.
+
+    Attributes:
+        file: the file.
+        architecture: its architecture.
+    """
+
+    def __init__(self, file: GGUFFile, architecture: GGUFArchitecture) -> None:
+        """Check the keys.
+
+        Raises:
+            UnsupportedModelError: a key that changes the network is not supported.
+            FileFormatError: an array stands where a single value belongs.
+        """
+        prefix = f"{architecture.name}."
+        own = checked_values(file, prefix)
+        super().__init__(own, {}, where=f"{file.path.name}: {architecture.name}")
+        self.file = file
+        self.architecture = architecture
+        known = _READ_KEYS | _IGNORED_KEYS | _NEUTRAL_KEYS.keys() | architecture.own_keys
+        for key in own:
+            if key not in known:
+                raise UnsupportedModelError(
+                    f"{self.where}: key {key!r} is not supported{suggest(key, known)}"
+                )
+        self.require_neutral(_NEUTRAL_KEYS)
+
+
+def checked_values(file: GGUFFile, prefix: str) -> dict[str, object]:
+    """Return the values under a prefix by the rest of their key; refuse arrays where they have no meaning."""
+    values = {
+        key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)
+    }
+    for key in _SIZES_PER_LAYER & values.keys():
+        values[key] = _uniform(values[key])
+    for key, value in values.items():
+        if isinstance(value, np.ndarray | list) and key not in _LISTED_KEYS:
+            raise FileFormatError(
+                f"{file.path.name}: expected {prefix}{key} to be a single value, got an array of {len(value)}"
+            )
+    return values
+
+
+def _uniform(value: object) -> object:
+    """Return the one size in an array of equal sizes; other values stay as they are and are refused later."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and len(set(value.tolist())) == 1:
+        return int(value[0])
+    return value
