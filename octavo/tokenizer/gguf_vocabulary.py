@@ -13,13 +13,18 @@ from octavo.tokenizer.vocabulary import Vocabulary, end_of_answer_ids, special_t
 
 TEMPLATE_KEY = "tokenizer.chat_template"
 
+# Phi-3's special tokens take the spaces and line breaks behind them along, but for these.
+_PHI3_KEEPING = frozenset({"<unk>", "<s>", "<|endoftext|>"})
+
 
 def read_gguf_vocabulary(metadata: Mapping[str, object], name: str) -> Vocabulary:
     """Rebuild the vocabulary that a GGUF file's metadata describes; see Tokenizer.from_gguf."""
     fields = read_gguf_fields(metadata, name)
     types = fields.token_type or [int(TokenType.NORMAL)] * len(fields.tokens)
     backend = _build(fields, types)
-    _add_tokens(backend, fields.tokens, types)
+    # A file does not tell; the first vocabulary of the family has it, those of Phi-4 do not.
+    is_phi3 = fields.model == "llama" and metadata.get("general.architecture") == "phi3"
+    _add_tokens(backend, fields.tokens, types, is_phi3=is_phi3)
     templates = _chat_templates(metadata, name)
     special_ids = special_token_ids(backend)
     eos_token_ids = end_of_answer_ids(backend, templates.values(), special_ids, fields.end_ids)
@@ -49,7 +54,7 @@ def _build(fields: GGUFFields, types: list[int]) -> tokenizers.Tokenizer:
     )
 
 
-def _add_tokens(backend: tokenizers.Tokenizer, pieces: list[str], types: list[int]) -> None:
+def _add_tokens(backend: tokenizers.Tokenizer, pieces: list[str], types: list[int], *, is_phi3: bool) -> None:
     """Match control and user-defined tokens in the text as a whole, before anything else."""
     added: dict[bool, list[AddedToken]] = {True: [], False: []}
     # Plain numbers: comparing 50,000 of them with those of an enumeration takes 20 ms.
@@ -62,7 +67,8 @@ def _add_tokens(backend: tokenizers.Tokenizer, pieces: list[str], types: list[in
         if token_type in is_special:
             special, piece = is_special[token_type], backend.id_to_token(token_id)
             assert piece is not None, pieces[token_id]
-            added[special].append(AddedToken(piece, normalized=False, special=special))
+            strips = is_phi3 and (special or piece == "</s>") and piece not in _PHI3_KEEPING
+            added[special].append(AddedToken(piece, normalized=False, special=special, rstrip=strips))
     backend.add_special_tokens(added[True])
     backend.add_tokens(added[False])
 

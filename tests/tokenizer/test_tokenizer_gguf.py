@@ -234,6 +234,30 @@ def test_user_defined_tokens_are_matched_in_the_text():
     assert ours.decode(token_ids) == "a   b<tool>"
 
 
+@pytest.mark.parametrize("architecture", ["phi3", "llama"])
+def test_special_tokens_of_phi3_take_the_spaces_behind_them_along(architecture):
+    """As the family's tokenizer.json has it (rstrip), which a file does not tell."""
+    metadata = sentencepiece_metadata() | {"general.architecture": architecture}
+    first = len(sentencepiece_pieces())
+    pieces = [*sentencepiece_pieces(), "<|endoftext|>", "<|user|>", "<|end|>", "<tool>"]
+    metadata["tokenizer.ggml.tokens"] = pieces
+    metadata["tokenizer.ggml.scores"] = [-float(i) for i in range(len(pieces))]
+    metadata["tokenizer.ggml.token_type"] = [2, 3, 4] + [6] * 256 + [1] * (first - 259) + [3, 3, 3, 4]
+    ours = Tokenizer.from_gguf(metadata, "test")
+    end, user, done, tool = range(first, first + 4)
+    spaces = " \n " if architecture == "llama" else ""
+    for token_id, behind in (
+        (user, spaces),
+        (done, spaces),
+        (2, spaces),
+        *((i, " \n ") for i in (0, 1, end, tool)),
+    ):
+        text = f"x{pieces[token_id]} \n y"
+        found = ours.encode(text, add_special_tokens=False)
+        before, after = (sentencepiece_oracle(part, prefix=True) for part in ("x", behind + "y"))
+        assert found == [*before, token_id, *after], text
+
+
 def test_bos_and_eos_follow_the_file():
     spm, bpe = sentencepiece_metadata(), byte_level_metadata("llama-bpe")
     assert Tokenizer.from_gguf(spm, "test").encode("")[:1] == [1]
