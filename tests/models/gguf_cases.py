@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-INTERLEAVED = ("llama", "smollm3")
+INTERLEAVED = ("llama", "mistral3", "smollm3")
 ARCHITECTURES = (*INTERLEAVED, "qwen2", "qwen3", "gemma2", "gemma3")
 
 

@@ -115,6 +115,8 @@ class TestConfig:
             ("llama", "rope__dimension_count", 4),
             ("qwen3", "attention__value_length", 16),
             ("qwen2", "something_new", 1),
+            ("mistral3", "attention__temperature_scale", 0.1),
+            ("llama", "rope__scaling__attn_factor", 1.2),
         ],
     )
     def test_keys_that_change_the_network_are_refused_by_name(self, architecture, key, value, model):
@@ -152,10 +154,23 @@ class TestConfig:
             gguf_to_hf_config(file)
 
     def test_unknown_architectures_are_refused(self, model):
-        with pytest.raises(UnsupportedModelError, match=r"'mamba' is not supported.*llama"):
-            gguf_to_hf_config(model("mamba"))
+        with pytest.raises(UnsupportedModelError, match=r"'mambo' is not supported.*llama"):
+            gguf_to_hf_config(model("mambo"))
         with pytest.raises(FileFormatError, match=r"general\.architecture"):
             gguf_to_hf_config(model("llama", more={"general.architecture": 3}))
+
+    @pytest.mark.parametrize(
+        ("name", "reason"),
+        [
+            ("deepseek2", "experts that all tokens share are not supported; supported: llama"),
+            ("phimoe", "norms that subtract the mean are not"),
+            ("clip", "it holds an encoder of images or sound"),
+            ("phi", "did you mean 'phi3'"),
+        ],
+    )
+    def test_architectures_that_lack_something_are_refused_with_it(self, name, reason, model):
+        with pytest.raises(UnsupportedModelError, match=rf"{name!r} is not supported[:;] {reason}"):
+            gguf_to_hf_config(model(name))
 
     def test_one_part_of_several_is_refused(self, model):
         with pytest.raises(UnsupportedModelError, match="several parts"):

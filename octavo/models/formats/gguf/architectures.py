@@ -126,6 +126,10 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
                 layer_names=_NAMES_WITH_EXPERTS,
                 experts=GGUFExperts(hf_name="MixtralForCausalLM", model_type="mixtral"),
             ),
+            # Mistral Small 3; files with attention temperatures (Ministral 3) are refused.
+            GGUFArchitecture(
+                name="mistral3", hf_name="LlamaForCausalLM", model_type="llama", interleaves_heads=True
+            ),
             GGUFArchitecture(
                 name="qwen3moe",
                 hf_name="Qwen3MoeForCausalLM",
@@ -195,6 +199,38 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
     }
 )
 
+# Architectures that people ask for, and what of them is missing here.
+_MISSING: Mapping[str, str] = MappingProxyType(
+    {
+        name: reason
+        for reason, names in (
+            (
+                "experts that all tokens share are not supported",
+                "deepseek deepseek2 deepseek32 dots1 ernie4_5-moe glm4moe hunyuan-moe llama4 qwen2moe",
+            ),
+            (
+                "layers of linear attention, state spaces and convolutions are not supported",
+                "falcon-h1 granitehybrid jamba kimi-linear lfm2 lfm2moe mamba mamba2 nemotron_h qwen35 "
+                "qwen35moe qwen3next rwkv6 rwkv7",
+            ),
+            ("blocks without a norm of their input are not supported", "exaone4 olmo2"),
+            ("factors of residual sums and logits are not supported", "granite granitemoe minicpm"),
+            (
+                "norms that subtract the mean are not supported",
+                "bloom cohere2 command-r falcon gpt2 gptneox mpt nemotron olmo orion phi2 phimoe stablelm "
+                "starcoder2",
+            ),
+            ("positions of images are not supported", "qwen2vl qwen3vl qwen3vlmoe"),
+            ("it holds an encoder of images or sound, a part of another file's model", "clip"),
+            (
+                "encoders are not supported",
+                "bert gemma-embedding jina-bert-v2 modern-bert nomic-bert nomic-bert-moe t5 t5encoder",
+            ),
+        )
+        for name in names.split()
+    }
+)
+
 
 def find_architecture(metadata: Mapping[str, object], where: str) -> GGUFArchitecture:
     """Return the architecture that a file's metadata names; `where` is the file's name, for messages.
@@ -207,8 +243,9 @@ def find_architecture(metadata: Mapping[str, object], where: str) -> GGUFArchite
     if not isinstance(name, str):
         raise FileFormatError(f"{where}: expected general.architecture to be a string, got {name!r}")
     if name not in ARCHITECTURES:
+        reason = f": {_MISSING[name]}" if name in _MISSING else suggest(name, ARCHITECTURES)
         raise UnsupportedModelError(
-            f"{where}: GGUF architecture {name!r} is not supported{suggest(name, ARCHITECTURES)}; "
+            f"{where}: GGUF architecture {name!r} is not supported{reason}; "
             f"supported: {', '.join(ARCHITECTURES)}"
         )
     return ARCHITECTURES[name]
