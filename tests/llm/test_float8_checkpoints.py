@@ -228,6 +228,16 @@ def test_parts_are_those_of_the_dequantised_matrix(tmp_path: Path) -> None:
         source.read_quantised(name, columns=slice(0, 24))
 
 
+@pytest.mark.parametrize("layout", ["tensor", "compressed-channel"])
+def test_columns_can_be_cut_where_they_share_a_scale(layout: str, tmp_path: Path) -> None:
+    meant = write(tmp_path, layout)
+    source = open_weights(resolve_model(str(tmp_path)))
+    assert isinstance(source, QuantisedSource)
+    for rows, columns in ((None, slice(0, 24)), (slice(5, 19), slice(24, 48)), (slice(8, 9), slice(7, 30))):
+        got = source.read_quantised(f"{DOWN}.weight", rows=rows, columns=columns).dequantise()
+        torch.testing.assert_close(got, meant[f"{DOWN}.weight"][rows or slice(None), columns])
+
+
 def test_a_quantised_checkpoint_in_blocks_is_not_rounded_again() -> None:
     with pytest.raises(ConfigError, match="rounds numbers, but the checkpoint stores"):
         LLM("smollm2", quantization="fp8")

@@ -97,8 +97,9 @@ def test_experts_stay_float8_and_mean_what_they_say(layout: str, names: str, tmp
 
 @pytest.mark.parametrize("names", ["mixtral", "stacked"])
 def test_two_ranks_hold_whole_experts_whose_blocks_no_rank_can_cut(names: str, tmp_path: Path) -> None:
-    """Of an expert's 32 columns, which share scales, each rank would have 16; of o_proj's 64 it has 32."""
-    write(tmp_path, "blocks", names, head_dim=16)
+    """Of an expert's 96 columns, 32 of which share scales, a rank would have 48; of o_proj's 64 it has 32."""
+    size = "intermediate_size" if names == "mixtral" else "moe_intermediate_size"
+    write(tmp_path, "blocks", names, head_dim=16, **{size: 96})
     one = load(tmp_path)
     with pytest.raises(ConfigError, match=r"scales for 32 columns each.*, or expert_parallel=True"):
         load(tmp_path, tensor_parallel_size=2)

@@ -159,12 +159,12 @@ class _Matrix:
         return Storage("float8", 1 + 4 / (height * width), form=form)
 
     def read(self, rows: Part, columns: Part, device: torch.device) -> Float8Weight:
-        """See StoredMatrix; columns can be cut between tiles, rows anywhere."""
+        """See StoredMatrix; rows can be cut anywhere, columns between tiles, or inside one that has all."""
         (start, stop), (first, last) = (
             slice_bounds(part, size) for part, size in zip((rows, columns), self.shape, strict=True)
         )
         height, width = self.tile
-        if first % width or (last % width and last != self.shape[1]):
+        if width < self.shape[1] and (first % width or (last % width and last != self.shape[1])):
             raise ConfigError(
                 f"{self.name} can only be cut between its scales for {width} columns each, not into columns "
                 f"{first} to {last} of {self.shape[1]}; use fewer ranks"
