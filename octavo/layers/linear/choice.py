@@ -3,7 +3,7 @@
     a layer, when it is made      float32 on a CPU        elsewhere
       a weight in blocks          blocks                  grouped
       a weight in float8          float8                  float8, or dequantised
-      a weight in MXFP4           blocks                  dequantised; a GPU's experts: layers.moe
+      a weight in MXFP4           blocks                  grouped; a GPU's experts: layers.moe
       other weights               packed, or plain        plain
       quantization="bf16"         bfloat16                refused
       quantization="int8"         int8, as blocks         refused
@@ -36,6 +36,7 @@ from octavo.layers.linear.float8 import on_gpu as float8_on_gpu
 from octavo.layers.linear.gemv import tiling as gemv_tiling
 from octavo.layers.linear.grouped import linear as grouped
 from octavo.layers.linear.hopper import tiling as hopper_tiling
+from octavo.layers.linear.mxfp4 import on_gpu as mxfp4_on_gpu
 from octavo.layers.linear.packed import PackedLinear
 from octavo.layers.linear.plain import Linear, PlainLinear
 from octavo.layers.linear.quantised import LayerWeight
@@ -70,10 +71,11 @@ class _Layers(Protocol):
 _LAYERS: Mapping[str, tuple[_Layers, ...]] = MappingProxyType(
     {
         "blocks": (blocks, grouped),
-        # Groups of columns that are not a multiple of 32: no kernel multiplies them.
+        # Groups of columns that are not a multiple of 32, or columns with scales of their own: no kernel
+        # multiplies them.
         "odd blocks": (),
         "float8": (float8_on_gpu, float8_on_cpu, dequantised),
-        "mxfp4": (blocks, dequantised),
+        "mxfp4": (blocks, mxfp4_on_gpu, dequantised),
     }
 )
 

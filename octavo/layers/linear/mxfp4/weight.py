@@ -16,11 +16,14 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from octavo.errors import ConfigError, WeightsError
+from octavo.layers.linear.blocks.weight import BlockWeight
 from octavo.layers.linear.quantised import Storage
 
 BLOCK = 32
 """Values that share an exponent; they take 16 bytes."""
 MXFP4 = Storage("mxfp4", 0.5 + 1 / BLOCK, form="MXFP4")
+# Of matrices that are not experts: a GPU's kernels multiply them as integers of 8 bits, see on_gpu.
+MXFP4_DENSE = Storage("mxfp4", 0.5 + 1 / BLOCK, bytes_on_gpu=1 + 4 / BLOCK, form="MXFP4")
 # No number: the exponent that stands for NaN.
 _NAN = 255
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -81,6 +84,19 @@ class Mxfp4Weight:
         pairs, scales = _tables(self.device)
         numbers = embedding(self.values.int(), pairs).view(*self.exponents.shape, BLOCK)
         return (numbers * embedding(self.exponents.int(), scales)).view(self.shape)
+
+    def in_bytes(self) -> BlockWeight:
+        """Return the same weight of integers, each twice its number, and scales half as large."""
+        _, scales = _tables(self.device)
+        halves = embedding(self.exponents.int(), scales).view(self.exponents.shape) / 2
+        return BlockWeight(8, doubled(self.values), halves, None)
+
+
+def doubled(values: Tensor) -> Tensor:
+    """Return twice the numbers of [N, K / 2] bytes, [N, K] int8."""
+    pairs, _ = _tables(values.device)
+    # An embedding makes no index of 8 bytes for each byte.
+    return embedding(values.int(), (2 * pairs).to(torch.int8)).flatten(1)
 
 
 def check_columns(name: str, start: int, stop: int) -> None:
