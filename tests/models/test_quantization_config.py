@@ -16,6 +16,7 @@ Fields = dict[str, Any]
 
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+MIXED = MODELOPT | {"quant_algo": "MIXED_PRECISION"}
 WEIGHTS = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
 INPUTS = {"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True}
 CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
@@ -66,6 +67,11 @@ def integers(weights: Fields | None = None) -> Fields:
     return packed(weights, format="int-quantized", input_activations=inputs)
 
 
+def small_floats(form: str, **weights: Any) -> Fields:
+    inner = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}
+    return compressed(format=form, weights=inner | weights, input_activations=None)
+
+
 # What is wrong, and what the message names.
 REFUSED: list[tuple[Any, type[Exception], str]] = [
     ("fp8", FileFormatError, "quantization_config must be an object, got 'fp8'"),
@@ -94,11 +100,28 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (FP8 | {"expert_dtype": "fp4"}, UnsupportedModelError, "expert_dtype = 'fp4'"),
     (FP8 | {"kv_cache_scheme": "dynamic"}, FileFormatError, "kv_cache_scheme must be an object"),
     (FP8 | {"weight_blok_size": 3}, UnsupportedModelError, "unknown field 'weight_blok_size'; did you mean"),
-    (MODELOPT | {"quant_algo": "NVFP4"}, UnsupportedModelError, "quant_algo = 'NVFP4'"),
+    (MODELOPT | {"quant_algo": "NVFP4_SVD"}, UnsupportedModelError, "quant_algo = 'NVFP4_SVD' is not sup"),
+    (MODELOPT | {"quant_algo": 8}, UnsupportedModelError, "quant_algo = 8 is not supported"),
+    (MODELOPT | {"kv_cache_scheme": "NVFP4"}, UnsupportedModelError, "kv_cache_scheme = 'NVFP4'"),
+    (MODELOPT | {"kv_cache_scheme": CACHE | {"num_bits": 4}}, UnsupportedModelError, "num_bits = 4"),
+    (MODELOPT | {"has_zero_point": True}, UnsupportedModelError, "has_zero_point = True"),
+    (MODELOPT | {"quant_algo": "MIXED_PRECISION"}, FileFormatError, "quantized_layers must be an object"),
+    (
+        MIXED | {"quantized_layers": {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "FP6"}}},
+        UnsupportedModelError,
+        "quantized_layers: b: quant_algo = 'FP6' is not supported",
+    ),
+    (
+        MIXED | {"quantized_layers": {"a": {"quant_algo": "W4A16_AWQ", "has_zero_point": True}}},
+        UnsupportedModelError,
+        "quantized_layers: a: has_zero_point = True",
+    ),
+    (MIXED | {"quantized_layers": {"a": "FP8"}}, FileFormatError, "quantized_layers: a must be an object"),
+    (MIXED | {"quantized_layers": ["a"]}, FileFormatError, "quantized_layers must be an object"),
     (MODELOPT | {"quant_algo": None}, UnsupportedModelError, "quant_algo = None"),
     (MODELOPT | {"kv_cache_quant_algo": "INT8"}, UnsupportedModelError, "kv_cache_quant_algo = 'INT8'"),
     (MODELOPT | {"exclude_modules": {}}, FileFormatError, "exclude_modules"),
-    (MODELOPT | {"group_size": 16}, UnsupportedModelError, "unknown field 'group_size'"),
+    (MODELOPT | {"lora_rank": 16}, UnsupportedModelError, "unknown field 'lora_rank'"),
     (COMPRESSED | {"format": "marlin-24"}, UnsupportedModelError, "format 'marlin-24' is not supported"),
     (COMPRESSED | {"format": None}, UnsupportedModelError, "format None"),
     (COMPRESSED | {"config_groups": [1]}, FileFormatError, "config_groups must be an object"),
@@ -198,11 +221,11 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (packed({"actorder": "random"}), UnsupportedModelError, "actorder = 'random'"),
     (packed({"symmetric": 1}), UnsupportedModelError, "symmetric = 1"),
     (packed(input_activations=INPUTS), UnsupportedModelError, "quantised input_activations"),
-    (
-        compressed(format="nvfp4-pack-quantized"),
-        UnsupportedModelError,
-        "'nvfp4-pack-quantized' is not supported",
-    ),
+    (compressed(format="nvfp4-pack-quantized"), UnsupportedModelError, "num_bits = 8 is not supported"),
+    (small_floats("mxfp4-pack-quantized", group_size=16), UnsupportedModelError, "group_size = 16"),
+    (small_floats("nvfp4-pack-quantized"), UnsupportedModelError, "strategy = 'group' is not supported"),
+    (small_floats("mxfp8-quantized"), UnsupportedModelError, "num_bits = 4 is not supported"),
+    (small_floats("mxfp6-quantized"), UnsupportedModelError, "format 'mxfp6-quantized' is not supported"),
     (compressed(format="int-quantized"), UnsupportedModelError, "weights: type = 'float'"),
     (integers({"num_bits": 3}), UnsupportedModelError, "weights: num_bits = 3"),
     (integers({"actorder": "group"}), UnsupportedModelError, "weights: actorder = 'group'"),
@@ -227,6 +250,14 @@ def test_what_is_malformed_or_unknown_is_refused_by_name(
         {"quant_method": "fp8", "activation_scheme": "static", "kv_cache_scheme": "static"},
         FP8 | {"kv_cache_scheme": CACHE},
         MODELOPT,
+        MODELOPT | {"quant_algo": "fp8_pb_wo", "kv_cache_scheme": "FP8"},
+        MODELOPT | {"quant_algo": None, "kv_cache_quant_algo": "FP8", "quantized_layers": {}},
+        MODELOPT
+        | {"quant_algo": "W4A16_AWQ", "group_size": 128, "has_zero_point": False, "pre_quant_scale": True},
+        MIXED | {"quantized_layers": {"a": {"quant_algo": "NVFP4", "group_size": 16}}},
+        small_floats("mxfp4-pack-quantized"),
+        small_floats("nvfp4-pack-quantized", strategy="tensor_group", group_size=16),
+        small_floats("mxfp8-quantized", num_bits=8),
         MODELOPT | {"producer": {"name": "modelopt"}, "kv_cache_quant_algo": None, "config_groups": {}},
         AWQ,
         AWQ | {"version": "GEMM", "modules_to_not_convert": None, "group_size": -1},

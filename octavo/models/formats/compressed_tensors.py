@@ -5,7 +5,9 @@ from types import MappingProxyType
 
 from octavo.errors import UnsupportedModelError
 from octavo.models.config_fields import ConfigFields
-from octavo.models.formats.float8 import Float8Scheme
+from octavo.models.formats import float4
+from octavo.models.formats.float4 import Float4Scheme
+from octavo.models.formats.float8 import MXFP8, Float8Scheme
 from octavo.models.formats.integers.int_quantized import IntQuantizedScheme
 from octavo.models.formats.integers.pack_quantized import PackQuantizedScheme
 from octavo.models.formats.matrix_schemes import MatrixScheme, MixedScheme
@@ -127,6 +129,36 @@ def _read_int_quantized(group: ConfigFields) -> IntQuantizedScheme:
     )
 
 
+def _read_mxfp8(group: ConfigFields) -> Float8Scheme:
+    _check_floats(group, 8, "group", 32)
+    return MXFP8
+
+
+def _read_mxfp4(group: ConfigFields) -> Float4Scheme:
+    _check_floats(group, 4, "group", 32)
+    return Float4Scheme(float4.COMPRESSED, is_nv=False)
+
+
+def _read_nvfp4(group: ConfigFields) -> Float4Scheme:
+    _check_floats(group, 4, "tensor_group", 16)
+    return Float4Scheme(float4.COMPRESSED, is_nv=True)
+
+
+def _check_floats(group: ConfigFields, bits: int, strategy: str, size: int) -> None:
+    """Check weights of small floats, whose scales are small, too; activations may be alike, or float8."""
+    inputs = arguments_of(group, "input_activations")
+    if group.get("input_activations") is not None:
+        inputs.require_one_of("type", ("float",))
+        inputs.require_one_of("num_bits", (4, 8))
+    weights = arguments_of(group, "weights")
+    weights.require_one_of("type", ("float",))
+    weights.require_one_of("num_bits", (bits,))
+    weights.require_one_of("strategy", (strategy,))
+    weights.require_one_of("group_size", (size,))
+    weights.require_one_of("symmetric", (True,))
+    weights.require_one_of("dynamic", (False,))
+
+
 # format -> reads a group of layers.
 _FORMATS: Mapping[str, Callable[[ConfigFields], MatrixScheme]] = MappingProxyType(
     {
@@ -134,6 +166,9 @@ _FORMATS: Mapping[str, Callable[[ConfigFields], MatrixScheme]] = MappingProxyTyp
         # What llm-compressor calls float8 weights whose activations are not quantised.
         "naive-quantized": _read_float8,
         "int-quantized": _read_int_quantized,
+        "mxfp4-pack-quantized": _read_mxfp4,
+        "mxfp8-quantized": _read_mxfp8,
+        "nvfp4-pack-quantized": _read_nvfp4,
         "pack-quantized": _read_pack_quantized,
     }
 )

@@ -2,7 +2,8 @@
 
     X.weight              [N, K] F8_E4M3
     X.weight_scale_inv    [N / 128, K / 128]: weight = number * scale; or
-    X.weight_scale        the same; or [N, 1] or [N], one for each row; or [1]
+    X.weight_scale        the same, or [N / 128, 1, K / 128, 1]; or [N, 1] or [N], one for each row; or [1]
+                          or of MXFP8 [N, K / 32] uint8: exponents, each 127 too large
     X.input_scale         [1], of activations
 
 A matrix is quantised if its type says so: lists of exceptions in config.json are often longer or shorter.
@@ -25,17 +26,11 @@ from octavo.models.formats.quantised_tensors import FLOATS
 from octavo.models.formats.scheme_fields import check_cache, check_patterns, read_block
 from octavo.models.weights import Part, StoredTensors, slice_bounds
 
-_TYPE = "F8_E4M3"
+_TYPE, _EXPONENTS = "F8_E4M3", "U8"
 _FP8_KEYS = frozenset(
     {
         *("activation_scheme", "dequantize", "expert_dtype", "fmt", "ignored_layers", "kv_cache_scheme"),
         *("modules_to_convert", "modules_to_not_convert", "quant_method", "scale_fmt", "weight_block_size"),
-    }
-)
-_MODELOPT_KEYS = frozenset(
-    {
-        *("config_groups", "exclude_modules", "ignore", "kv_cache_quant_algo", "kv_cache_scheme", "producer"),
-        *("quant_algo", "quant_method"),
     }
 )
 
@@ -59,17 +54,6 @@ def read_fp8(fields: ConfigFields) -> "Float8Scheme":
     return Float8Scheme("weight_scale_inv", read_block(fields, "weight_block_size"), has_input_scales)
 
 
-def read_modelopt(fields: ConfigFields) -> "Float8Scheme":
-    """Read quant_method "modelopt" with quant_algo "FP8": a scale for each matrix and for its inputs."""
-    fields.require_known(_MODELOPT_KEYS)
-    fields.require_one_of("quant_algo", ("FP8",))
-    fields.require_one_of("kv_cache_quant_algo", ("FP8", None))
-    check_cache(fields)
-    for name in ("exclude_modules", "ignore"):
-        check_patterns(fields, name)
-    return Float8Scheme("weight_scale", None, has_input_scales=True)
-
-
 @dataclass(frozen=True, slots=True)
 class Float8Scheme(MatrixScheme):
     """A Scheme of float8 matrices.
@@ -78,11 +62,13 @@ class Float8Scheme(MatrixScheme):
         scale_name: last part of the name of scales: "weight_scale" or "weight_scale_inv".
         tile: rows and columns that share a scale; None: a scale for each row, or for the matrix.
         has_input_scales: activations have scales as well.
+        has_exponents: scales are powers of two.
     """
 
     scale_name: str
     tile: tuple[int, int] | None
     has_input_scales: bool
+    has_exponents: bool = False
 
     @property
     def tile_rows(self) -> int:
@@ -99,6 +85,8 @@ class Float8Scheme(MatrixScheme):
         if scale not in tensors.names() or len(shape) != 2:
             return False
         rows, columns = shape
+        if (tensors.type_name(scale) == _EXPONENTS) != self.has_exponents:
+            return False
         tiles = self.tile and (-(-rows // self.tile[0]), -(-columns // self.tile[1]))
         return _trimmed(tensors.shape(scale)) in ([_trimmed(tiles)] if tiles else [(), _trimmed((rows,))])
 
@@ -120,8 +108,9 @@ class Float8Scheme(MatrixScheme):
         if input_scale in names:
             _check_shape(tensors, input_scale, (1,))
             used.add(input_scale)
-        matrix = _Matrix(tensors, name, scale, (shape[0], shape[1]), self._tile(tensors, scale, shape), used)
-        _check_shape(tensors, scale, matrix.num_scales)
+        tile = self._tile(tensors, scale, shape)
+        matrix = _Matrix(tensors, name, scale, (shape[0], shape[1]), tile, used, self.has_exponents)
+        _check_shape(tensors, scale, matrix.num_scales, {_EXPONENTS} if self.has_exponents else FLOATS)
         return matrix
 
     def _tile(self, tensors: StoredTensors, scale: str, shape: tuple[int, ...]) -> tuple[int, int]:
@@ -131,6 +120,9 @@ class Float8Scheme(MatrixScheme):
         rows, columns = max(1, shape[0]), max(1, shape[1])
         found = tensors.shape(scale)
         return (rows, columns) if found in ((1,), (1, 1)) else (1, columns)
+
+
+MXFP8 = Float8Scheme("weight_scale", (1, 32), has_input_scales=False, has_exponents=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +135,7 @@ class _Matrix:
     shape: tuple[int, int]
     tile: tuple[int, int]
     tensors: Set[str]
+    has_exponents: bool
 
     @property
     def num_scales(self) -> tuple[int, int]:
@@ -179,21 +172,28 @@ class _Matrix:
 
     def _read_scales(self) -> Tensor:
         scales = self.source.read_stored(self.scale_name).to(torch.float32).reshape(self.num_scales)
+        if self.has_exponents:
+            # 255 stands for no number, and becomes infinite.
+            scales = (scales - 127).exp2()
         if not bool((scales.isfinite() & (scales >= 0)).all()):
             raise WeightsError(f"{self.scale_name} must hold finite numbers of at least 0")
         return scales
 
 
-def _check_shape(tensors: StoredTensors, name: str, expected: tuple[int, ...]) -> None:
+def _check_shape(
+    tensors: StoredTensors, name: str, expected: tuple[int, ...], types: Set[str] = FLOATS
+) -> None:
     """Check a tensor of scales; dimensions of 1 at the end may be missing."""
     found, kind = tensors.shape(name), tensors.type_name(name)
-    if kind not in FLOATS:
-        raise UnsupportedModelError(f"{name} has the type {kind}; expected {', '.join(sorted(FLOATS))}")
+    if kind not in types:
+        raise UnsupportedModelError(f"{name} has the type {kind}; expected {', '.join(sorted(types))}")
     if _trimmed(found) != _trimmed(expected):
         raise WeightsError(f"{name} is {list(found)}, expected {list(expected)}")
 
 
 def _trimmed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if len(shape) == 4 and shape[1::2] == (1, 1):
+        shape = shape[::2]
     while shape and shape[-1] == 1:
         shape = shape[:-1]
     return shape

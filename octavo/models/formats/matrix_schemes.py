@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.models.experts.names import with_stored_expert_names
+from octavo.models.formats.input_scales import with_input_scales
 from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredMatrix, check_the_rest
 from octavo.models.weights import StoredTensors
 
@@ -53,7 +54,7 @@ class MatrixScheme(ABC):
 
 @dataclass(frozen=True, slots=True)
 class MixedScheme:
-    """A Scheme of several; a matrix has the first one that fits."""
+    """A Scheme of several; a matrix has the first one that fits. Of none: only the cache has scales."""
 
     schemes: Sequence[MatrixScheme]
 
@@ -69,7 +70,7 @@ def _open(tensors: StoredTensors, schemes: Sequence[MatrixScheme]) -> QuantisedT
         WeightsError: a matrix lacks a tensor, or has one of a wrong shape.
         UnsupportedModelError: a tensor's type is not supported, or belongs to no matrix.
     """
-    tensors = with_stored_expert_names(tensors, max(scheme.tile_rows for scheme in schemes))
+    tensors = with_stored_expert_names(tensors, max((scheme.tile_rows for scheme in schemes), default=1))
     matrices: dict[str, StoredMatrix] = {}
     for name in sorted(tensors.names()):
         own = [scheme for scheme in schemes if scheme.stores(tensors, name)]
@@ -77,6 +78,7 @@ def _open(tensors: StoredTensors, schemes: Sequence[MatrixScheme]) -> QuantisedT
             # If it fits none, the last one says what is wrong.
             fitting = (scheme for scheme in own[:-1] if scheme.fits(tensors, name))
             matrices[f"{name.rpartition('.')[0]}.weight"] = next(fitting, own[-1]).matrix(tensors, name)
+    matrices = with_input_scales(tensors, matrices)
     check_the_rest(tensors, set().union(*(matrix.tensors for matrix in matrices.values())))
     renamed = {
         name.removesuffix(theirs) + ours: name

@@ -12,9 +12,10 @@ from octavo.errors import FileFormatError, UnsupportedModelError, suggest
 from octavo.models.config_fields import ConfigFields
 from octavo.models.formats.auto_round import read_auto_round
 from octavo.models.formats.compressed_tensors import read_compressed_tensors
-from octavo.models.formats.float8 import read_fp8, read_modelopt
+from octavo.models.formats.float8 import read_fp8
 from octavo.models.formats.integers.awq import read_awq
 from octavo.models.formats.integers.gptq import read_gptq
+from octavo.models.formats.modelopt import read_modelopt
 from octavo.models.formats.mxfp4 import read_mxfp4
 from octavo.models.formats.quantised_tensors import QuantisedTensors
 from octavo.models.weights import StoredTensors

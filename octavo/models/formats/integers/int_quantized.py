@@ -1,7 +1,7 @@
 """Checkpoints of compressed-tensors in its format int-quantized, which W8A8 and W4A8 have.
 
     X.weight               [N, K] I8              signed integers, also of 4 bits
-    X.weight_scale         [N, K / group] or [1]  weight = scale * (q - zero)
+    X.weight_scale         [N, K / group] or [1]  weight = scale * (q - zero); of ModelOpt [N]
     X.weight_zero_point    the same, I8           missing: 0
     X.input_scale, X.input_zero_point             of activations
 
@@ -61,6 +61,8 @@ class IntQuantizedScheme(MatrixScheme):
         num_rows, size = tensors.shape(name)
         if self.has_one_scale:
             return (1,)
+        if self.group_size == -1 and tensors.shape(f"{name}_scale") == (num_rows,):
+            return (num_rows,)
         return num_rows, 1 if self.group_size == -1 else size // self.group_size
 
     def matrix(self, tensors: StoredTensors, name: str) -> "_Matrix":
@@ -113,6 +115,9 @@ class _Matrix(PackedMatrix):
 
     def _of_rows(self, part: str, rows: slice, groups: slice, device: torch.device) -> Tensor:
         name = self.layer + part
-        if self.source.shape(name) == (1,):
+        shape = self.source.shape(name)
+        if shape == (1,) and self.num_rows > 1:
             return self.source.read_stored(name).to(device).expand(rows.stop - rows.start, 1)
+        if len(shape) == 1:
+            return self.source.read_stored(name, rows=rows).to(device)[:, None]
         return self.stored(part, rows, groups, device)
