@@ -14,7 +14,8 @@ from torch import Tensor
 from octavo import LLM
 from octavo.engine.step.result import LateWork
 from octavo.errors import UnsupportedModelError, WeightsError
-from octavo.models import open_weights, resolve_model, stored_matrices
+from octavo.layers.moe.weight import ExpertWeight
+from octavo.models import builder, open_weights, resolve_model, stored_matrices
 from octavo.models.weights import QuantisedSource
 
 PREFIX, CONTINUATIONS = [1, 5, 7, 9], [[3, 8, 60, 2, 44], [90, 0, 12, 31, 5]]
@@ -206,6 +207,36 @@ def test_damaged_tensors_are_refused_by_name(
     model = write(tmp_path, stored, CONFIG | {"quantization_config": fields})
     with pytest.raises(error, match=re.escape(named)):
         logprobs(model)
+
+
+@pytest.mark.parametrize("layout", ["int4", "int8", "nvfp4", "nvfp4-wide", "mxfp4", "fp8-rows"])
+def test_stacks_for_a_gpu_are_the_files_numbers(
+    tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields, pack = LAYOUTS[layout]
+    stored, meant = make(lambda name: pack, EXPERTS)
+    model = write(tmp_path, stored, EXPERTS | {"quantization_config": fields})
+    monkeypatch.setattr(builder, "stacks_experts", lambda weight: True)
+    llm = LLM(model, device="cpu", num_blocks=8, block_size=4)
+    experts = llm.engine.runner.decoder.layers[1].feed_forward.experts  # type: ignore[attr-defined]
+    gate, up, down = (
+        meant[f"model.layers.1.mlp.experts.2.{part}_proj.weight"] for part in ("gate", "up", "down")
+    )
+    for weight, exact in ((experts.gate_up, torch.cat((gate, up))), (experts.down, down)):
+        assert not isinstance(weight, ExpertWeight) or weight.values.dtype == torch.float8_e4m3fn
+        # Scales have 11 bits.
+        torch.testing.assert_close(weight.dequantise()[2], exact, rtol=6e-4, atol=0)
+
+
+def test_experts_that_no_gpu_multiplies_are_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields, pack = LAYOUTS["mxfp8"]
+    stored, _ = make(lambda name: pack, EXPERTS)
+    model = write(tmp_path, stored, EXPERTS | {"quantization_config": fields})
+    monkeypatch.setattr(builder, "stacks_experts", lambda weight: True)
+    with pytest.raises(UnsupportedModelError, match=r"experts\.0.*columns.*quantization=\"none\""):
+        LLM(model, device="cpu", num_blocks=8, block_size=4)
 
 
 @pytest.mark.gpu

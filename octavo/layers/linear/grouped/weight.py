@@ -102,7 +102,9 @@ class GroupedWeight:
         if self.bits == 8:
             planes = planes.to(torch.uint8).view(torch.int8)
         quants = planes.reshape(num_rows, -1, self.group).float()
-        both = self.pairs.T.contiguous().view(torch.float16).view(num_rows, -1, 1, 2).float() * self.factor
+        # A single group is contiguous either way, but not with the strides that a view as float16 needs.
+        pairs = self.pairs.T.clone(memory_format=torch.contiguous_format)
+        both = pairs.view(torch.float16).view(num_rows, -1, 1, 2).float() * self.factor
         return (quants * both[..., 0] + both[..., 1]).view(num_rows, -1)[:, : self.size]
 
 
