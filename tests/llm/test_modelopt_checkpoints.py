@@ -14,6 +14,7 @@ from torch import Tensor
 from octavo import LLM
 from octavo.engine.step.result import LateWork
 from octavo.errors import UnsupportedModelError, WeightsError
+from octavo.layers.linear.blocks.weight import BlockWeight
 from octavo.layers.moe.weight import ExpertWeight
 from octavo.models import builder, open_weights, resolve_model, stored_matrices
 from octavo.models.weights import QuantisedSource
@@ -135,6 +136,23 @@ def test_parts_are_those_of_the_whole(tmp_path: Path, layout: str) -> None:
         torch.testing.assert_close(got, exact, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("layout", ["int4", "int8", "nvfp4", "nvfp4-wide"])
+def test_the_plan_knows_the_bytes(tmp_path: Path, layout: str) -> None:
+    fields, pack = LAYOUTS[layout]
+    stored, meant = make(lambda name: pack)
+    with_scales(stored, meant, "down_proj")
+    model = write(tmp_path, stored, CONFIG | {"quantization_config": fields})
+    weights = open_weights(resolve_model(model))
+    assert isinstance(weights, QuantisedSource)
+    for name, storage in weights.storage().items():
+        weight = weights.read_quantised(name)
+        assert isinstance(weight, BlockWeight)
+        blocks = weight.in_blocks()
+        num_bytes = blocks.quants.numel() * blocks.bits / 8 + blocks.scales.nbytes
+        num_bytes += 0 if blocks.mins is None else blocks.mins.nbytes
+        assert storage.nbytes(weight.shape) == num_bytes
+
+
 @pytest.mark.parametrize("beside", [False, True], ids=["config", "hf_quant_config"])
 def test_a_cache_alone_may_have_scales(tmp_path: Path, beside: bool) -> None:
     stored, _ = make(lambda name: None)
@@ -164,6 +182,8 @@ DAMAGED: list[tuple[str, dict[str, Tensor | None], type[Exception], str]] = [
     ("int4", {"pre_quant_scale": torch.ones(256).int()}, UnsupportedModelError, "has the type I32"),
     ("int4", {"weight_zero_point": torch.ones(128, 4)}, WeightsError, "weight_zero_point, which config"),
     ("w4a8", {"weight_scale_2": torch.ones(2)}, WeightsError, "weight_scale_2 is [2], expected [1]"),
+    # As mtq.compress packs them, two columns in a byte.
+    ("int4", {"weight": torch.zeros(128, 128, dtype=U8)}, WeightsError, "[128, 4], expected [256, 4]"),
     ("nvfp4", {"weight_scale": None}, WeightsError, f"lacks {LAYER}.weight_scale"),
     ("nvfp4", {"weight_scale_2": None}, WeightsError, f"lacks {LAYER}.weight_scale_2"),
     ("nvfp4", {"weight_scale": torch.ones(128, 16)}, UnsupportedModelError, "has the type F32; expected F8"),

@@ -251,6 +251,7 @@ def test_what_is_malformed_or_unknown_is_refused_by_name(
         FP8 | {"kv_cache_scheme": CACHE},
         MODELOPT,
         MODELOPT | {"quant_algo": "fp8_pb_wo", "kv_cache_scheme": "FP8"},
+        MODELOPT | {"quant_algo": "fp8_pb_real"},
         MODELOPT | {"quant_algo": None, "kv_cache_quant_algo": "FP8", "quantized_layers": {}},
         MODELOPT
         | {"quant_algo": "W4A16_AWQ", "group_size": 128, "has_zero_point": False, "pre_quant_scale": True},

@@ -1,6 +1,6 @@
 """Reads the quantization_config of NVIDIA's ModelOpt: an algorithm, or one for each layer.
 
-    FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO, MXFP8                            formats.float8
+    FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO, FP8_PB_REAL, MXFP8               formats.float8
     W8A8_SQ_PER_CHANNEL, W8A16                                                  integers.int_quantized
     W4A16_AWQ, W4A8_AWQ                                                         integers.paired_rows
     NVFP4, W4A16_NVFP4, NVFP4_AWQ, W4A8_NVFP4_FP8, MXFP4, W4A8_MXFP4_FP8        formats.float4
@@ -38,13 +38,15 @@ _KEYS = frozenset(
 _MIXED = "MIXED_PRECISION"
 _CACHE = "kv_cache_quant_algo"
 _FLOAT8 = Float8Scheme("weight_scale", None, has_input_scales=False)
+_TILES = Float8Scheme("weight_scale", (128, 128), has_input_scales=False)
 _INT8 = IntQuantizedScheme(8, -1, is_symmetric=True, has_one_scale=False)
 _NVFP4, _MXFP4 = (Float4Scheme(float4.MODELOPT, is_nv=is_nv) for is_nv in (True, False))
 # By the names of config.json in capitals: of some algorithms the tool writes its own, small ones.
 _ALGORITHMS: Mapping[str, MatrixScheme] = MappingProxyType(
     {
         "FP8": _FLOAT8,
-        "FP8_PB_WO": Float8Scheme("weight_scale", (128, 128), has_input_scales=False),
+        "FP8_PB_REAL": _TILES,
+        "FP8_PB_WO": _TILES,
         "FP8_PER_CHANNEL_PER_TOKEN": _FLOAT8,
         "MXFP4": _MXFP4,
         "MXFP8": MXFP8,
