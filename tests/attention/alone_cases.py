@@ -1,4 +1,4 @@
-"""A step of one token: its sequence, cache and options, and three ways to attend it."""
+"""A step of one token, or one of each of some sequences: cache and options, and three ways to attend them."""
 
 from dataclasses import dataclass, field, replace
 
@@ -16,9 +16,12 @@ from octavo.layers.steps.triton import TritonStep
 
 @dataclass
 class AloneCase:
-    """The last token of a sequence of `length`, in one layer; `is_stored`: it has a slot."""
+    """The last tokens of sequences of some lengths, in one layer; `is_stored`: they have slots.
 
-    length: int
+    A length of 0 is padding.
+    """
+
+    length: int | tuple[int, ...]
     heads: tuple[int, int] = (4, 2)
     head_dim: int = 16
     block_size: int = 16
@@ -34,11 +37,25 @@ class AloneCase:
     cache: KVCache = field(init=False)
 
     def __post_init__(self) -> None:
-        (num_heads, num_kv_heads), generator = self.heads, torch.Generator().manual_seed(self.length)
-        num_blocks = -(-self.length // self.block_size)
-        table = torch.randperm(num_blocks + 3, generator=generator)[:num_blocks].to(torch.int32)
-        position = self.length - 1
-        slot = int(table[-1]) * self.block_size + position % self.block_size if self.is_stored else -1
+        lengths = (self.length,) if isinstance(self.length, int) else self.length
+        (num_heads, num_kv_heads), generator = self.heads, torch.Generator().manual_seed(sum(lengths))
+        counts = [-(-length // self.block_size) for length in lengths]
+        num_blocks, num_sequences = sum(counts), len(lengths)
+        used = torch.randperm(num_blocks + 3, generator=generator)[:num_blocks].to(torch.int32)
+        # Entries past a sequence's last block are no blocks.
+        table = torch.full((num_sequences, max(counts)), 2**30, dtype=torch.int32)
+        # What no sequence has written is anything: also the new keys' slots.
+        unused = torch.ones(num_blocks + 3, self.block_size, dtype=torch.bool, device=self.device)
+        unused[used.long()] = False
+        slots, positions = [], []
+        for row, (length, own) in enumerate(zip(lengths, used.split(counts), strict=True)):
+            table[row, : len(own)] = own
+            position = max(0, length - 1)
+            positions.append(position)
+            is_stored = self.is_stored and length > 0
+            slots.append(int(own[-1]) * self.block_size + position % self.block_size if is_stored else -1)
+            if length:
+                unused[int(own[-1]), position % self.block_size + (not self.is_stored) :] = True
 
         def numbers(*values: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=self.device)
@@ -47,13 +64,14 @@ class AloneCase:
             return torch.randn(*sizes, generator=generator).to(self.device)
 
         self.metadata = AttentionMetadata(
-            cu_seqlens_q=numbers(0, 1),
-            seq_lens=numbers(self.length),
-            positions=numbers(position),
-            slot_mapping=numbers(slot, dtype=torch.int64),
-            block_table=table.to(self.device)[None],
+            cu_seqlens_q=numbers(*range(num_sequences + 1)),
+            seq_lens=numbers(*lengths),
+            positions=numbers(*positions),
+            slot_mapping=numbers(*slots, dtype=torch.int64),
+            block_table=table.to(self.device),
             max_query_len=1,
-            max_seq_len=self.length,
+            max_seq_len=max(lengths),
+            keys_are_old=num_sequences > 1,
         )
         self.cache = KVCache.allocate(
             num_layers=1,
@@ -68,13 +86,9 @@ class AloneCase:
             assert self.cache.scales is not None
             self.cache.scales.copy_(random(*self.cache.scales.shape).abs() / 50 + 0.01)
         self.old = random(*self.cache.data.shape).to(self.cache.data.dtype)
-        # What no sequence has written is anything: also the new key's slot.
-        unused = torch.ones(num_blocks + 3, self.block_size, dtype=torch.bool, device=self.device)
-        unused[table.long()] = False
-        unused[int(table[-1]), position % self.block_size + (not self.is_stored) :] = True
         self.layer = self.cache.layer(0)
-        self.qkv = random(1, (num_heads + 2 * num_kv_heads) * self.head_dim).to(self.dtype)
-        self.angles = random(1, self.head_dim // 2)
+        self.qkv = random(num_sequences, (num_heads + 2 * num_kv_heads) * self.head_dim).to(self.dtype)
+        self.angles = random(num_sequences, self.head_dim // 2)
         norm = HeadRMSNorm(random(num_heads + num_kv_heads, self.head_dim).abs() + 0.5, 1e-6)
         self.options = LayerOptions(
             *(0, 0, self.head_dim**-0.5, self.window, self.softcap),

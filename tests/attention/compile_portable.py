@@ -115,8 +115,8 @@ def compile_store():
     return compile_by_name(store._store_kernel, {**tensors, **sizes})
 
 
-def compile_alone(score=PLAIN, *, cache=CACHE, sinks=None, **shape):
-    """The kernel for a step's only token."""
+def compile_alone(score=PLAIN, *, cache=CACHE, sinks=None, sequences=1, **shape):
+    """The kernel for a step's only token, or for a few."""
     dtype = torch.float8_e4m3fn if cache is PAIRS else torch.bfloat16
     tile = alone_shape(GROUP, padded_head_dim(shape.get("dims", (128, 128))[0]), dtype)
     numbers = {
@@ -124,12 +124,19 @@ def compile_alone(score=PLAIN, *, cache=CACHE, sinks=None, **shape):
         "cache": cache,
         "score": score,
         "step": alone.Step("*i32", "*i32", "*i64"),
-        "rotation": Rotation("*fp32", "*fp32", "*fp32", "fp32"),
+        "rotation": Rotation("*fp32", "*fp32", "i32", "*fp32", "fp32"),
         "pieces": alone.Pieces("*i32", "*fp32", "*fp32"),
         "sinks": sinks,
         "block_size": VARYING,
+        "num_sequences": VARYING,
     }
-    constants = {"SPLITS": 16, "MERGED_ROWS": 4, "NORM": sinks is None, "OVERLAP": True}
+    constants = {
+        "SPLITS": 16,
+        "SEQUENCES": sequences,
+        "MERGED_ROWS": 4,
+        "NORM": sinks is None,
+        "OVERLAP": True,
+    }
     return compile_by_name(
         alone._attend_alone_kernel, {**numbers, **constants, "shape": shape_of(tile, **shape)}, tile
     )
@@ -151,6 +158,7 @@ def figures() -> dict[str, dict[str, int]]:
     found = {f"{name}, {kind}": used for kind, pair in kinds.items() for name, used in pair.items()}
     found["store"] = compile_store()
     found["alone"] = compile_alone()
+    found["alone, several"] = compile_alone(sequences=16)
     found["alone, one block"] = compile_alone(block_size=ONE_BLOCK)
     found["alone, window"] = compile_alone(windowed, windowed=True, dims=(64, 64), sinks="*bf16")
     found["alone, scales"] = compile_alone(

@@ -1,4 +1,4 @@
-"""The kernel for the only token of a step, in Triton's interpreter: against the plain reference."""
+"""The kernel for the token of one sequence, or of a few, interpreted: against the plain reference."""
 
 from dataclasses import replace
 
@@ -30,6 +30,8 @@ def num_splits(request, monkeypatch):
         return work
 
     monkeypatch.setattr(alone.AloneWork, "allocate", allocate_splits)
+    monkeypatch.setattr("octavo.layers.steps.triton.most_sequences", lambda *_: request.param)
+    return request.param
 
 
 def check(case, bound=2e-6):
@@ -84,8 +86,27 @@ def test_a_sequence_that_has_ended_sees_nothing(has_sinks, position):
     assert torch.equal(data.nan_to_num(9.0), case.old.nan_to_num(9.0))
 
 
+@pytest.mark.parametrize(
+    "lengths", [(300,), (1, 1), (70, 130), (64, 0), (0, 1000, 63, 2), (5,) * 7, (900, *[3] * 6)]
+)
+@pytest.mark.parametrize("window", [None, 100])
+def test_several_sequences(lengths, window, num_splits, monkeypatch):
+    """Some are long, some short, some padding; each attends as if it were alone."""
+    case = AloneCase(lengths, window=window, has_sinks=window is not None)
+    kernels = []
+    monkeypatch.setattr(
+        alone,
+        "launch",
+        lambda kernel, *given, **options: (kernels.append(kernel), launch(kernel, *given, **options)),
+    )
+    check(case)
+    # Each sequence has a program for each kv head, or other kernels attend them.
+    assert len(kernels) == (len(lengths) <= num_splits)
+    assert not case.by_kernel()[0][[length == 0 for length in lengths]].any()
+
+
 @pytest.mark.parametrize("is_scaled", [False, True])
-@pytest.mark.parametrize("length", [1, 65, 200])
+@pytest.mark.parametrize("length", [1, 65, 200, (1, 90, 0)])
 def test_float8_caches(length, is_scaled):
     """As the kernels for any step: a key near a tie may round either way. Products are of float16."""
     case = AloneCase(length, cache_dtype=FLOAT8, is_scaled=is_scaled)

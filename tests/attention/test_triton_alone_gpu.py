@@ -1,4 +1,4 @@
-"""The kernel for the only token of a step, on a GPU: against the reference, and among overlapping kernels."""
+"""The kernel for the token of one sequence, or of a few, on a GPU: exact, and among overlapping kernels."""
 
 import pytest
 import torch
@@ -71,11 +71,23 @@ def test_float8_caches(head_dim, is_scaled, length):
     assert (out - other).abs().max() <= 2**-7 * other.abs().max()
 
 
+@pytest.mark.parametrize(
+    "lengths", [(700, 30), (64, 0), (1, 900, 65, 20000), (3, 0, *range(1, 600, 45)), (100,) * 16]
+)
+@pytest.mark.parametrize(
+    "settings", [{}, {"window": 128, "has_sinks": True}, {"heads": (4, 4), "head_dim": 64}]
+)
+def test_several_sequences(settings, lengths):
+    check(length=lengths, dtype=torch.bfloat16, **({"heads": (32, 8), "head_dim": 128} | settings))
+
+
 class Chain:
     """Layers of attention between a projection of its heads and one back to the residual stream."""
 
-    def __init__(self, num_heads):
-        self.case = AloneCase(700, heads=(num_heads, 8), head_dim=128, dtype=torch.bfloat16, device="cuda")
+    def __init__(self, num_heads, lengths):
+        self.case = AloneCase(
+            lengths, heads=(num_heads, 8), head_dim=128, dtype=torch.bfloat16, device="cuda"
+        )
         width, size = self.case.qkv.shape[1], num_heads * 128
         torch.manual_seed(0)
         self.weights = [
@@ -83,11 +95,11 @@ class Chain:
             for _ in range(12)
         ]
         self.weights = [(qkv.bfloat16(), out.bfloat16()) for qkv, out in self.weights]
-        self.hidden = torch.empty(1, 1024, dtype=torch.bfloat16, device="cuda")
+        self.hidden = torch.empty(len(self.case.qkv), 1024, dtype=torch.bfloat16, device="cuda")
         self.start = torch.randn_like(self.hidden)
         self.rotations = torch.stack((self.case.angles.cos(), self.case.angles.sin()))
         gemm = choose_gemm(self.hidden, self.weights[0][0])
-        assert gemm in ("gemv", "skinny")
+        assert gemm in ("gemv", "skinny", "hopper")
         self.product = product_of(gemm)
 
     def run(self):
@@ -99,10 +111,11 @@ class Chain:
             self.product(attended, out, residual=self.hidden)
 
 
+@pytest.mark.parametrize("lengths", [700, (700, 30, 0, 2000), (64,) * 8], ids=str)
 @pytest.mark.parametrize("num_heads", [16, 32])
-def test_layers_that_overlap_give_the_same_bits_in_and_out_of_graphs(num_heads, monkeypatch):
-    """Between GEMVs, as in a decoder; with 16 heads the next kernel comes at once, with 32 late."""
-    chain = Chain(num_heads)
+def test_layers_that_overlap_give_the_same_bits_in_and_out_of_graphs(num_heads, lengths, monkeypatch):
+    """As in a decoder; with 16 heads the next kernel comes at once, with 32 late."""
+    chain = Chain(num_heads, lengths)
     with monkeypatch.context() as patch:
         patch.setattr(launch, "OVERLAP", False)
         chain.run()

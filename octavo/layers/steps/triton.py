@@ -10,7 +10,7 @@ from octavo.attention.triton.work import StepMap
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.rotary import Rotary
 from octavo.layers.steps import dense
-from octavo.layers.triton.alone import AloneWork, attend_alone
+from octavo.layers.triton.alone import AloneWork, attend_alone, most_sequences
 from octavo.layers.triton.rotary import rotate_and_store
 from octavo.layers.triton.rotations import rotation_table
 
@@ -20,8 +20,9 @@ class TritonStep:
 
     The first layer with a window makes the task map for it, and other layers reuse the map. Layers without a
     window read shared prefixes once, by the forest in the metadata; layers with one read them per sequence. A
-    long fresh prompt that is alone in its step uses dense.attend_dense if cuDNN supports the layer. A single
-    token between GEMVs has a kernel that does all of it; between other GEMMs it was slower.
+    long fresh prompt that is alone in its step uses dense.attend_dense if cuDNN supports the layer. One
+    token, or a few of sequences that share nothing, between GEMMs that fetch weights early have a kernel that
+    does all of it; between other GEMMs it was slower.
     """
 
     def __init__(
@@ -37,9 +38,12 @@ class TritonStep:
         self._metadata = metadata
         self._num_heads = num_heads
         self._maps: dict[int | None, StepMap] = {}
-        shape = (metadata.seq_lens.shape[0], metadata.positions.shape[0])
+        num_sequences, num_tokens = metadata.seq_lens.shape[0], metadata.positions.shape[0]
         shares = metadata.forest is not None or metadata.kv_begin is not None
-        self._is_alone = shape == (1, 1) and not shares and not deterministic
+        num_kv_heads, device = kv_cache.data.shape[3], kv_cache.data.device
+        is_few = 0 < num_tokens == num_sequences <= most_sequences(num_kv_heads, device)
+        is_old = num_tokens == 1 or metadata.keys_are_old
+        self._is_alone = is_few and is_old and not shares and not deterministic
         self._alone_work: AloneWork | None = None
 
     def rotations(self, rope: Rotary, positions: Tensor) -> Tensor:

@@ -1,15 +1,15 @@
-"""Decoding of a sequence that is alone in its step: rotate, store and attend in one kernel.
+"""Decoding of a sequence that is alone in its step, or of a few: rotate, store and attend in one kernel.
 
-A step of one token is a chain of kernels of a few microseconds, each of which waits for the one before. So
+A step of few tokens is a chain of kernels of a few microseconds, each of which waits for the one before. So
 one kernel does all between the fused projection and the output projection, and fetches keys before it waits:
 
-    program (split, kv head)
+    program (piece of a sequence, kv head)
 
       while qkv is computed    fetch its first tile of keys and values, the rotation, the norms' weights
       then                     q heads of the kv head, and the new key and value: norm -> rotate
-                               the last split stores the new key and value
+                               a sequence's last piece stores the new key and value
                                attend its tiles; in the first, the new key is a score of its own
-                               the last of the kv head's programs to finish merges their results, in order
+                               the last of a sequence's programs to finish merges their results, in order
 
 What it reads before it waits must be older than the kernels that let a next one start early: the cache of
 earlier steps, and the step's metadata and rotations.
@@ -40,18 +40,19 @@ from octavo.attention.triton.tiles import (
     normalise,
     store_results,
 )
-from octavo.attention.triton.units import num_key_tiles
 from octavo.gpu.device import num_multiprocessors, power_of_two
-from octavo.gpu.launch import launch, overlaps, start_next, wait_for_previous
+from octavo.gpu.launch import launch, number_of, overlaps, start_next, wait_for_previous
 from octavo.layers.triton.rotary import join_pairs
+from octavo.layers.triton.share import find_piece
 from octavo.layers.triton.token import Rotation, load_weights, rotate, store_row
 
 # Numbers that a program merges at a time, each with its lse.
 _MERGED_VALUES = tl.constexpr(8192)
+_MOST_SEQUENCES = 16
 
 
 class Step(NamedTuple):
-    """Pointers to the token's position, its sequence's length, and its slot, one number each."""
+    """Pointers to tokens' positions, their sequences' lengths, and their slots, one number for each."""
 
     positions: Any
     seq_lens: Any
@@ -59,7 +60,7 @@ class Step(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """Pointers to splits' results, and to how many of a kv head have arrived; see AloneWork."""
+    """Pointers to pieces' results, and to how many of a sequence's kv head have arrived; see AloneWork."""
 
     arrivals: Any
     out: Any
@@ -75,7 +76,7 @@ class AloneWork:
         num_splits: programs of a kv head that attend.
         num_programs: at least one on each SM. Those that attend nothing keep the next kernel's programs from
             going there two by two.
-        arrivals: [KH] int32, finished splits of a kv head; 0 between calls.
+        arrivals: [num_splits, KH] int32, finished pieces of a sequence's kv head; 0 between calls.
         partial_out: [KH num_splits, rows, padded dim] float32.
         partial_lse: the same shape, float32: a row's lse in units of log 2, beside each of its numbers. So a
             thread that merges numbers needs no other's help.
@@ -93,13 +94,17 @@ class AloneWork:
         """Allocate for layers with such a cache; num_heads: H."""
         (_, _, num_kv_heads, head_dim), device = cache.k.shape, cache.k.device
         tile = alone_shape(num_heads // num_kv_heads, padded_head_dim(head_dim), cache.k.dtype)
-        room = num_multiprocessors(device) * tile.programs_per_multiprocessor
-        num_splits = max(1, room // num_kv_heads)
-        num_programs = max(room, num_kv_heads * num_splits)
-        arrivals = torch.zeros(num_kv_heads, dtype=torch.int32, device=device)
+        num_splits = max(1, num_multiprocessors(device) // num_kv_heads)
+        num_programs = max(num_multiprocessors(device), num_kv_heads * num_splits)
+        arrivals = torch.zeros(num_splits, num_kv_heads, dtype=torch.int32, device=device)
         results = (2, num_kv_heads * num_splits, tile.rows, padded_head_dim(head_dim))
         out, lse = torch.empty(results, dtype=torch.float32, device=device)
         return cls(tile, num_splits, num_programs, arrivals, out, lse)
+
+
+def most_sequences(num_kv_heads: int, device: torch.device) -> int:
+    """Return up to how many sequences one kernel attends: each has a program for each kv head, at least."""
+    return max(1, min(_MOST_SEQUENCES, num_multiprocessors(device) // num_kv_heads))
 
 
 def attend_alone(
@@ -114,21 +119,21 @@ def attend_alone(
     norm_weight: Tensor | None = None,
     eps: float = 0.0,
 ) -> Tensor:
-    """Return what rotate_and_store and then attention return, [1, H, D], of a sequence's last token.
+    """Return what rotate_and_store and then attention return, [S, H, D], of the last tokens of sequences.
 
     Args:
-        qkv: [1, (H + 2 KH) * D], see rotate_and_store; it is left as it is.
-        cache: of the layer; the token's key and value are written to its slot.
-        metadata: of one sequence with one query token.
-        cos, sin: [1, D / 2 or more] float32, contiguous.
+        qkv: [S, (H + 2 KH) * D], see rotate_and_store; it is left as it is.
+        cache: of the layer; tokens' keys and values are written to their slots.
+        metadata: of at most most_sequences with one query token each; of several, keys_are_old.
+        cos, sin: [S, D / 2 or more] float32, last dimension contiguous, with the same strides.
         options: of the scores, without slopes.
         work: for such layers; see there.
         norm_weight, eps: see rotate_and_store.
     """
     _, block_size, num_kv_heads, head_dim = cache.k.shape
-    num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
+    num_sequences, num_heads = qkv.shape[0], qkv.shape[1] // head_dim - 2 * num_kv_heads
     tile, overlap = work.tile, overlaps(qkv)
-    q = qkv.as_strided((1, num_heads, head_dim), (qkv.stride(0), head_dim, 1))
+    q = qkv.as_strided((num_sequences, num_heads, head_dim), (qkv.stride(0), head_dim, 1))
     results = empty_results(q)
     call = make_call(q, cache, metadata.positions, metadata.block_table, options, results)
     launch(
@@ -136,10 +141,14 @@ def attend_alone(
         (work.num_programs,),
         *(call.queries, call.cache, call.score),
         Step(metadata.positions, metadata.seq_lens, metadata.slot_mapping),
-        Rotation(cos, sin, cos if norm_weight is None else norm_weight, eps),
+        Rotation(cos, sin, cos.stride(0), cos if norm_weight is None else norm_weight, eps),
         Pieces(work.arrivals, work.partial_out, work.partial_lse),
-        *(options.sinks, block_size, call.shape(tile), work.num_splits),
-        *(power_of_two(num_heads // num_kv_heads), norm_weight is not None),
+        *(options.sinks, block_size, num_sequences, call.shape(tile), work.num_splits),
+        *(
+            1 if num_sequences == 1 else _MOST_SEQUENCES,
+            power_of_two(num_heads // num_kv_heads),
+            norm_weight is not None,
+        ),
         overlap,
         launch_pdl=overlap,
         num_warps=tile.num_warps,
@@ -149,32 +158,32 @@ def attend_alone(
     return results[0]
 
 
-@triton.jit(do_not_specialize=["block_size"])
+@triton.jit(do_not_specialize=["block_size", "num_sequences"])
 def _attend_alone_kernel(
-    queries, cache, score, step, rotation, pieces, sinks, block_size, shape,
-    SPLITS: tl.constexpr, MERGED_ROWS: tl.constexpr, NORM: tl.constexpr, OVERLAP: tl.constexpr,
+    queries, cache, score, step, rotation, pieces, sinks, block_size, num_sequences, shape,
+    SPLITS: tl.constexpr, SEQUENCES: tl.constexpr, MERGED_ROWS: tl.constexpr, NORM: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Grid: (KH * SPLITS or more,). At most MERGED_ROWS of a tile's rows exist."""
     start_next(OVERLAP)
-    kv_head, split = tl.program_id(0) % shape.kv_heads, tl.program_id(0) // shape.kv_heads
-    position = tl.load(step.positions)
-    slot = tl.load(step.slot_mapping).to(tl.int64)
-    kv_end = tl.minimum(tl.load(step.seq_lens), position + 1)
-    kv_begin = kv_end * 0
-    if shape.windowed:
-        kv_begin = tl.minimum(kv_end, tl.maximum(0, position - score.window + 1))
-    begin, end, num_pieces = _own_tiles(split, kv_begin, kv_end, SPLITS, shape)
+    kv_head, piece = tl.program_id(0) % shape.kv_heads, tl.program_id(0) // shape.kv_heads
+    sequence, position, kv_begin, kv_end, begin, end, first_piece, num_pieces = find_piece(
+        piece, step, score.window, num_sequences, SEQUENCES, SPLITS, shape
+    )
+    slot = tl.load(step.slot_mapping + sequence).to(tl.int64)
     start = begin * shape.keys
     is_new = (start + tl.arange(0, shape.keys) == position) & (slot >= 0) & (position < kv_end)
+    table = cache.table + sequence.to(tl.int64) * number_of(cache.table_row)
     k_base = cache.k + kv_head.to(tl.int64) * cache.k_head
     v_base = cache.v + kv_head.to(tl.int64) * cache.v_head
-    k, v = _load_first(cache, k_base, v_base, start, is_new, kv_begin, kv_end, shape)
-    weights = load_weights(rotation, kv_head, NORM, shape)
+    k, v = _load_first(cache, table, k_base, v_base, start, is_new, kv_begin, kv_end, shape)
+    weights = load_weights(rotation, sequence, kv_head, NORM, shape)
     wait_for_previous(OVERLAP)
 
-    if split < num_pieces:
-        q, new_k, new_v = rotate(queries.q, cache, score, weights, rotation.eps, kv_head, NORM, shape)
-        if (split == num_pieces - 1) & (slot >= 0):
+    if num_pieces > 0:
+        qkv = queries.q + sequence.to(tl.int64) * queries.token
+        q, new_k, new_v = rotate(qkv, cache, score, weights, rotation.eps, kv_head, NORM, shape)
+        if (piece == first_piece + num_pieces - 1) & (slot >= 0):
             store_row(k_base, cache.k_block, cache.k_token, slot, block_size, new_k, shape)
             store_row(v_base, cache.v_block, cache.v_token, slot, block_size, new_v, shape)
         # Other threads may read the row, in a tile after the first.
@@ -186,35 +195,28 @@ def _attend_alone_kernel(
         if begin + 1 < end:
             # Slopes, which are not read: there are none.
             top, total, values = attend_tiles(
-                top, total, values, join_pairs(q[0], q[1]), positions, total, cache, kv_head * 0, kv_head,
+                top, total, values, join_pairs(q[0], q[1]), positions, total, cache, sequence, kv_head,
                 begin + 1, end, kv_begin, kv_end, score, shape, True,
             )  # fmt: skip
         if num_pieces == 1:
-            _finish(queries, kv_head, top, total, values, sinks, shape)
+            _finish(queries, sequence, kv_head, top, total, values, sinks, shape)
         else:
-            _store_split(pieces, kv_head * SPLITS + split, top, total, values, shape)
+            _store_split(pieces, kv_head * SPLITS + piece, top, total, values, shape)
             tl.debug_barrier()
-            arrived = tl.atomic_add(pieces.arrivals + kv_head, 1, sem="acq_rel", scope="gpu")
+            arrivals = pieces.arrivals + sequence * shape.kv_heads + kv_head
+            arrived = tl.atomic_add(arrivals, 1, sem="acq_rel", scope="gpu")
             if arrived == num_pieces - 1:
                 # Reset for the next layer, whose kernel waits until this one has ended.
-                tl.store(pieces.arrivals + kv_head, 0)
-                merged = _merge_splits(pieces, kv_head * SPLITS, num_pieces, shape, SPLITS, MERGED_ROWS)
-                _finish(queries, kv_head, merged[0], merged[1], merged[2], sinks, shape)
+                tl.store(arrivals, 0)
+                first_piece += kv_head * SPLITS
+                merged = _merge_splits(pieces, first_piece, num_pieces, shape, SPLITS, MERGED_ROWS)
+                _finish(queries, sequence, kv_head, merged[0], merged[1], merged[2], sinks, shape)
 
 
 @triton.jit
-def _own_tiles(split, kv_begin, kv_end, SPLITS: tl.constexpr, shape):
-    """Return a split's tiles begin : end, and the number of splits that have any, at least 1."""
-    first, num_tiles = kv_begin // shape.keys, num_key_tiles(kv_begin, kv_end, shape.keys)
-    each = tl.maximum(1, tl.cdiv(num_tiles, SPLITS))
-    begin = first + split * each
-    return begin, tl.minimum(begin + each, first + num_tiles), tl.maximum(1, tl.cdiv(num_tiles, each))
-
-
-@triton.jit
-def _load_first(cache, k_base, v_base, start, is_new, kv_begin, kv_end, shape):
+def _load_first(cache, table, k_base, v_base, start, is_new, kv_begin, kv_end, shape):
     """Load the tiles of keys and of values that begin at key `start`; the new key's value is 0."""
-    ids = load_block_ids(cache.table, start, kv_begin, kv_end, shape)
+    ids = load_block_ids(table, start, kv_begin, kv_end, shape)
     k = load_tile(
         k_base, cache.k_block, cache.k_token, ids, start, kv_begin, kv_end, shape,
         shape.head_dim, shape.padded_dim, True,
@@ -257,7 +259,7 @@ def _attend_first(
 
 @triton.jit
 def _store_split(pieces, number, top, total, values, shape):
-    """Store a split's result for _merge_splits."""
+    """Store a piece's result for _merge_splits."""
     out, lse = normalise(top, total, values)
     row = tl.arange(0, shape.rows)
     at = ((number * shape.rows + row) * shape.padded_value_dim)[:, None]
@@ -269,7 +271,7 @@ def _store_split(pieces, number, top, total, values, shape):
 
 @triton.jit
 def _merge_splits(pieces, first, num_pieces, shape, SPLITS: tl.constexpr, ROWS: tl.constexpr):
-    """Fold the results of a kv head's splits, in order, into a running softmax.
+    """Fold the results of a sequence's pieces, in order, into a running softmax.
 
     Specification: octavo.attention.merge. Some are loaded at a time, as many as registers hold.
     """
@@ -306,8 +308,8 @@ def _merge_splits(pieces, first, num_pieces, shape, SPLITS: tl.constexpr, ROWS: 
 
 
 @triton.jit
-def _finish(queries, kv_head, top, total, values, sinks, shape):
-    """Let the sinks join, normalise, and write the first rows as the results of a kv head's queries."""
+def _finish(queries, token, kv_head, top, total, values, sinks, shape):
+    """Let the sinks join, normalise, and write the first rows as the results of a token's queries."""
     row = tl.arange(0, values.shape[0])
     valid = row < shape.group
     head = kv_head * shape.group + row
@@ -319,4 +321,4 @@ def _finish(queries, kv_head, top, total, values, sinks, shape):
         values *= shrink[:, None]
         top = new_top
     out, lse = normalise(top, total, values)
-    store_results(queries, row.to(tl.int64) * 0, head, valid, out, lse, shape)
+    store_results(queries, row.to(tl.int64) * 0 + token, head, valid, out, lse, shape)

@@ -1,4 +1,4 @@
-"""A token's own queries, key and value, for kernels in which one program has a kv head; see alone.py.
+"""A token's own queries, key and value, for kernels in which one program has a kv head of it; see alone.py.
 
 Heads are pairs (first, second) of numbers that rotate together, each [rows, D / 2]; in memory and in a cache
 they are neighbours. The key and the value are in each row: so threads have them where they have the queries,
@@ -16,19 +16,21 @@ from octavo.layers.triton.rotary import join_pairs, load_pairs, norm_pairs, rota
 
 
 class Rotation(NamedTuple):
-    """Pointers to cosines and sines [D / 2], to the norms' weights [H + KH, D], and the norms' eps."""
+    """Pointers to cosines and sines [T, D / 2], a row's stride, norms' weights [H + KH, D] and eps."""
 
     cos: Any
     sin: Any
+    row: Any
     norm: Any
     eps: Any
 
 
 @triton.jit
-def load_weights(rotation, kv_head, NORM: tl.constexpr, shape):
-    """Load the angles and the norms' weights of a kv head's queries and of its key, as pairs."""
-    q_angles = _load_angles(rotation, shape.rows, shape)
-    k_angles = _load_angles(rotation, _key_rows(shape.packed, shape.rows), shape)
+def load_weights(rotation, token, kv_head, NORM: tl.constexpr, shape):
+    """Load a token's angles and the norms' weights of a kv head's queries and of its key, as pairs."""
+    first = token.to(tl.int64) * rotation.row
+    q_angles = _load_angles(rotation, first, shape.rows, shape)
+    k_angles = _load_angles(rotation, first, _key_rows(shape.packed, shape.rows), shape)
     q_norm, k_norm = q_angles, k_angles
     if NORM:
         q_norm = _load_queries(rotation.norm, kv_head, shape)
@@ -42,12 +44,12 @@ def _key_rows(packed, rows):
 
 
 @triton.jit
-def _load_angles(rotation, ROWS: tl.constexpr, shape):
+def _load_angles(rotation, first, ROWS: tl.constexpr, shape):
     """Load cosines and sines, each [ROWS, D / 2], all rows the same."""
     pair = tl.zeros([ROWS, 1], tl.int32) + tl.arange(0, shape.padded_dim // 2)[None, :]
     inside = pair < shape.head_dim // 2
-    cos = tl.load(rotation.cos + pair, mask=inside, other=1.0)
-    return cos, tl.load(rotation.sin + pair, mask=inside, other=0.0)
+    cos = tl.load(rotation.cos + first + pair, mask=inside, other=1.0)
+    return cos, tl.load(rotation.sin + first + pair, mask=inside, other=0.0)
 
 
 @triton.jit

@@ -14,8 +14,8 @@ ATOM_BYTES = 128
 GROUP_ROWS = 64
 # All of an SM's shared memory but what barriers and the system take: the more bytes under way, the better.
 _SHARED_BYTES = 200 * 1024
-# Fewest programs. More of them have smaller tiles and read rows more often; long sums (K) of few rows want more,
-# but no smaller tiles than these.
+# Fewest programs. More of them have smaller tiles and read rows more often; long sums (K) of few rows want
+# more, but no smaller tiles than these.
 _NUM_PROGRAMS = 64
 _NUM_PROGRAMS_LONG = 72
 _LONG = 4096
