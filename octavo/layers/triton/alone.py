@@ -103,8 +103,12 @@ class AloneWork:
 
 
 def most_sequences(num_kv_heads: int, device: torch.device) -> int:
-    """Return up to how many sequences one kernel attends: each has a program for each kv head, at least."""
-    return max(1, min(_MOST_SEQUENCES, num_multiprocessors(device) // num_kv_heads))
+    """Return up to how many sequences one kernel attends.
+
+    No program has keys of two sequences. So that a long one beside short ones gets most of a kv head's
+    programs, there are four times as many as sequences.
+    """
+    return max(1, min(_MOST_SEQUENCES, num_multiprocessors(device) // num_kv_heads // 4))
 
 
 def attend_alone(
@@ -167,7 +171,7 @@ def _attend_alone_kernel(
     """Grid: (KH * SPLITS or more,). At most MERGED_ROWS of a tile's rows exist."""
     start_next(OVERLAP)
     kv_head, piece = tl.program_id(0) % shape.kv_heads, tl.program_id(0) // shape.kv_heads
-    sequence, position, kv_begin, kv_end, begin, end, first_piece, num_pieces = find_piece(
+    sequence, position, kv_begin, kv_end, begin, end, first_piece, num_pieces, sees_nothing = find_piece(
         piece, step, score.window, num_sequences, SEQUENCES, SPLITS, shape
     )
     slot = tl.load(step.slot_mapping + sequence).to(tl.int64)
@@ -180,6 +184,9 @@ def _attend_alone_kernel(
     weights = load_weights(rotation, sequence, kv_head, NORM, shape)
     wait_for_previous(OVERLAP)
 
+    if sees_nothing:
+        top, total, values = empty_state(shape)
+        _finish(queries, piece, kv_head, top, total, values, sinks, shape)
     if num_pieces > 0:
         qkv = queries.q + sequence.to(tl.int64) * queries.token
         q, new_k, new_v = rotate(qkv, cache, score, weights, rotation.eps, kv_head, NORM, shape)

@@ -10,8 +10,6 @@ from octavo.attention.triton.units import num_key_tiles
 def find_piece(number, step, window, num_sequences, SEQUENCES: tl.constexpr, SPLITS: tl.constexpr, shape):
     """Cut the key tiles of a step's sequences into at most SPLITS pieces, and return one.
 
-    Every sequence has a piece, also one that sees no keys: its program writes zeros.
-
     Args:
         number: of the piece, below SPLITS.
         step: positions, lengths and slots of the sequences, one token each.
@@ -20,7 +18,7 @@ def find_piece(number, step, window, num_sequences, SEQUENCES: tl.constexpr, SPL
 
     Returns:
         (sequence, position, kv_begin, kv_end, tiles begin : end, first piece of the sequence, its number of
-        pieces); that number is 0 if there is no such piece.
+        pieces, whether sequence `number` sees no keys). There is no such piece if it has 0 pieces.
     """
     index = tl.arange(0, SEQUENCES)
     exists = index < num_sequences
@@ -31,10 +29,11 @@ def find_piece(number, step, window, num_sequences, SEQUENCES: tl.constexpr, SPL
         kv_begin = tl.minimum(kv_end, tl.maximum(0, position - window + 1))
     tiles = num_key_tiles(kv_begin, kv_end, shape.keys)
     each = tl.maximum(1, tl.cdiv(tl.sum(tiles), SPLITS))
-    counts = _num_pieces(tiles, exists, each)
+    counts = tl.cdiv(tiles, each)
     while tl.sum(counts) > SPLITS:
         each += tl.cdiv(each, 8)
-        counts = _num_pieces(tiles, exists, each)
+        counts = tl.cdiv(tiles, each)
+    sees_nothing = tl.sum((exists & (tiles == 0) & (index == number)).to(tl.int32)) > 0
     firsts = tl.sum(tl.where(index[None, :] < index[:, None], counts[None, :], 0), 1)
     is_own = (firsts <= number) & (number < firsts + counts)
     sequence, first, count = _pick(index, is_own), _pick(firsts, is_own), _pick(counts, is_own)
@@ -42,13 +41,7 @@ def find_piece(number, step, window, num_sequences, SEQUENCES: tl.constexpr, SPL
     tile = begin + (number - first) * each
     end = tl.minimum(tile + each, begin + num_tiles)
     kv_begin, kv_end = _pick(kv_begin, is_own), _pick(kv_end, is_own)
-    return sequence, _pick(position, is_own), kv_begin, kv_end, tile, end, first, count
-
-
-@triton.jit
-def _num_pieces(tiles, exists, each):
-    """Return in how many pieces of `each` tiles sequences are cut."""
-    return tl.where(exists, tl.maximum(1, tl.cdiv(tiles, each)), 0)
+    return sequence, _pick(position, is_own), kv_begin, kv_end, tile, end, first, count, sees_nothing
 
 
 @triton.jit
