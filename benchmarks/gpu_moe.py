@@ -1,9 +1,10 @@
 """A layer of experts on one GPU, by parts, beside its bound and beside torch._grouped_mm.
 
-    python benchmarks/gpu_moe.py [--form packed] [--sweep] [--models mixtral ...] [--tokens 1 ...]
-                                 [--save MACHINE]
+    python benchmarks/gpu_moe.py [--form packed] [--skew 0.7] [--sweep] [--models mixtral ...]
+                                 [--tokens 1 ...] [--save MACHINE]
 
-Random weights and rows, so tokens spread over experts nearly evenly. A CUDA graph calls several copies of
+Random weights and rows, so tokens spread over experts nearly evenly, unless --skew gives the router biases of
+that standard deviation: tilings that are best for even routes can be bad for those of real texts. A CUDA graph calls several copies of
 the layer in turn, more than the L2 cache holds. The bound is that of the experts which the tokens touch: the
 bytes of their weights at the measured copy rate, or their operations at the measured matrix rate. Prints a
 table, then one line of JSON. --sweep times tilings of both GEMMs. gpt-oss's experts are MXFP4 with biases,
@@ -105,13 +106,18 @@ MODELS = {
 class Layers:
     """A few copies of a layer, called one after the other."""
 
-    def __init__(self, shape: Shape, num_copies: int = 3) -> None:
+    def __init__(self, shape: Shape, num_copies: int = 3, *, skew: float = 0.0) -> None:
         self.shape = shape
         self.experts = [random_experts(shape) for _ in range(num_copies)]
         plain = replace(shape, form="bfloat16")
         self.plain = [random_experts(plain) for _ in range(num_copies if shape.has_plain else 0)]
         self.routers = [
-            Router(random(shape.num_experts, shape.hidden), shape.num_chosen, renormalises=True)
+            Router(
+                random(shape.num_experts, shape.hidden),
+                shape.num_chosen,
+                renormalises=True,
+                bias=torch.randn(shape.num_experts, device="cuda") * skew,
+            )
             for _ in range(num_copies)
         ]
         self.norm = RMSNorm(random(shape.hidden), 1e-6)
@@ -178,6 +184,7 @@ def measure(layers: Layers, num_tokens: int, bandwidth: float, flops: float) -> 
     ]
     choices = [router(x) for router in layers.routers]
     touched = sum(len(choice.experts.unique()) for choice in choices) / len(choices)
+    most_rows = max(int(choice.experts.flatten().bincount().max()) for choice in choices)
     products = 6 * shape.hidden * shape.inner * num_tokens * shape.num_chosen
     bound = max(touched * shape.expert_bytes / bandwidth, products / flops) * 1e6
     times: dict[str, float] = {
@@ -204,6 +211,7 @@ def measure(layers: Layers, num_tokens: int, bandwidth: float, flops: float) -> 
     return {
         "tokens": num_tokens,
         "touched": round(touched),
+        "most_rows": most_rows,
         "bound_us": round(bound, 1),
         **{f"{name}_us": round(us, 1) for name, us in times.items()},
         "of_bound": round(bound / best, 3),
@@ -328,6 +336,7 @@ def main() -> None:
     parser.add_argument("--models", choices=MODELS, nargs="+", default=["30b-a3b"])
     parser.add_argument("--tokens", type=int, nargs="+", default=_TOKENS)
     parser.add_argument("--form", choices=FORMS, default="bfloat16", help="of models that have no form")
+    parser.add_argument("--skew", type=float, default=0.0, help="standard deviation of the router's biases")
     parser.add_argument("--sweep", action="store_true")
     arguments = parser.parse_args()
     bandwidth, flops = copy_rate(), matrix_rate()
@@ -335,7 +344,8 @@ def main() -> None:
     for model in arguments.models:
         torch.manual_seed(0)
         shape = MODELS[model]
-        layers = Layers(shape if shape.form == "mxfp4" else replace(shape, form=arguments.form))
+        form = shape.form if shape.form == "mxfp4" else arguments.form
+        layers = Layers(replace(shape, form=form), skew=arguments.skew)
         if arguments.sweep:
             results[model] = [sweep(layers, num_tokens) for num_tokens in arguments.tokens]
             continue
@@ -345,7 +355,8 @@ def main() -> None:
         print(table(header, [[row.get(name, "") for name in header] for row in rows]))
         results[model] = rows
     suffix = "" if arguments.form == "bfloat16" else f"_{arguments.form}"
-    publish(f"gpu_moe{suffix}", {"results": results}, arguments)
+    suffix += f"-skew-{arguments.skew}" if arguments.skew else ""
+    publish(f"gpu_moe{suffix}", {"skew": arguments.skew, "results": results}, arguments)
 
 
 if __name__ == "__main__":

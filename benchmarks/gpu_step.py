@@ -88,7 +88,8 @@ def main() -> None:
         "copy_bytes_per_s": bandwidth,
         "results": results,
     }
-    publish("gpu_step", report, arguments)
+    weights = "" if arguments.quantization == "auto" else f"-weights-{arguments.quantization}"
+    publish(f"gpu_step-{arguments.model}{weights}", report, arguments)
 
 
 class Kernels(dict[str, tuple[float, float]]):

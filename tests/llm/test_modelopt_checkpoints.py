@@ -261,7 +261,7 @@ def test_experts_that_no_gpu_multiplies_are_refused_by_name(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("layout", ["int4", "nvfp4", "nvfp4-wide", "mxfp4", "mxfp8", "int8"])
+@pytest.mark.parametrize("layout", ["int4", "nvfp4", "nvfp4-wide", "mxfp4", "int8"])
 def test_a_model_on_a_gpu(tmp_path: Path, layout: str) -> None:
     """As stored, in an engine with graphs, at few and many rows, against floats of the same numbers."""
     fields, pack = LAYOUTS[layout]
@@ -295,3 +295,19 @@ def test_experts_on_a_gpu(tmp_path: Path, layout: str) -> None:
         return torch.tensor([part.token_logprobs for part in llm.score(PREFIX, CONTINUATIONS)])
 
     assert (scores() - scores(quantization="none")).abs().median() < 0.05
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_mxfp8_on_a_gpu(tmp_path: Path) -> None:
+    """Activations become float8, too."""
+    fields, pack = LAYOUTS["mxfp8"]
+    stored, _ = make(lambda name: pack)
+    model = write(tmp_path, stored, CONFIG | {"quantization_config": fields})
+    options = {"device": "cuda", "dtype": "bfloat16", "num_blocks": 64}
+    kept, floats = (LLM(model, **options, **more) for more in ({}, {"quantization": "none"}))
+    scores = [
+        torch.tensor([part.token_logprobs for part in llm.score(PREFIX, CONTINUATIONS)])
+        for llm in (kept, floats)
+    ]
+    assert (scores[0] - scores[1]).abs().median() < 0.2

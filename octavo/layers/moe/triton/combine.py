@@ -54,7 +54,7 @@ def _combine_kernel(
         # Loaded whether it counts or not, so that no load waits for another.
         row = tl.load(rows_ptr + pair * size + column, mask=inside, other=0.0).to(tl.float32)
         is_held = tl.load(experts_ptr + pair) < NUM_HELD
-        total += tl.where(is_held, row * tl.load(weights_ptr + pair), 0.0)
+        total += tl.where(is_held, row, 0.0) * tl.load(weights_ptr + pair)
     out_at = out_ptr + token * stride_out + column
     if ADD:
         total += tl.load(out_at, mask=inside, other=0.0).to(tl.float32)
