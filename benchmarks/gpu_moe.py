@@ -3,13 +3,14 @@
     python benchmarks/gpu_moe.py [--form packed] [--skew 0.7] [--sweep] [--models mixtral ...]
                                  [--tokens 1 ...] [--save MACHINE]
 
-Random weights and rows, so tokens spread over experts nearly evenly, unless --skew gives the router biases of
-that standard deviation: tilings that are best for even routes can be bad for those of real texts. A CUDA graph calls several copies of
-the layer in turn, more than the L2 cache holds. The bound is that of the experts which the tokens touch: the
-bytes of their weights at the measured copy rate, or their operations at the measured matrix rate. Prints a
-table, then one line of JSON. --sweep times tilings of both GEMMs. gpt-oss's experts are MXFP4 with biases,
-which torch._grouped_mm has not. --form packed packs the others in 4 bits, in groups of 128; float8 has a
-scale for each row, float8_tiles for each 128 x 128 weights. Beside these runs the same layer in bfloat16.
+Random weights and rows, so tokens spread over experts nearly evenly, unless --skew gives the router biases
+of that standard deviation: tilings that are best for even routes can be bad for those of real texts. A CUDA
+graph calls several copies of the layer in turn, more than the L2 cache holds. The bound is that of the
+experts which the tokens touch: the bytes of their weights at the measured copy rate, or their operations at
+the measured matrix rate. Prints a table, then one line of JSON. --sweep times tilings of both GEMMs.
+gpt-oss's experts are MXFP4 with biases, which torch._grouped_mm has not. --form packed packs the others in 4
+bits, in groups of 128; float8 has a scale for each row, float8_tiles for each 128 x 128 weights. Beside these
+runs the same layer in bfloat16.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -4,7 +4,7 @@
     residual stream <--- norm <- projection ------------------- middle of the block     BlockOutput
 
 On a GPU with Triton, the GEMV (1 row) and the skinny GEMM (up to 4 rows) fuse each line into one kernel, but
-for norms of outputs. The Hopper GEMM (3 to 256 rows) does the same but for the norm of the input.
+for norms of outputs. The Hopper GEMM (2 to 256 rows) does the same but for the norm of the input.
 linear.choice decides which one runs.
 
 With several ranks, what a BlockOutput returns is this rank's part of a sum. The norm of the next block's

@@ -11,8 +11,8 @@
 
     each GEMM of a plain layer on a GPU with Triton, by the rows M of x
       1                           gemv, on a Hopper GPU, half precision: fuses norm, activation, residual sum
-      1 or 2, elsewhere to 4      skinny: fuses the same
-      3 to 256                    hopper, on a Hopper GPU: fuses activation and residual sum
+      1, elsewhere to 4           skinny: fuses the same
+      2 to 256                    hopper, on a Hopper GPU: fuses activation and residual sum
       others                      plain
 
 Each GEMM's own unsupported_reason says whether it can run. Which one is fastest is decided here, by limits

@@ -1,1 +1,1 @@
-"""The GEMM for 3 to 256 rows on Hopper GPUs."""
+"""The GEMM for 2 to 256 rows on Hopper GPUs."""

@@ -1,8 +1,8 @@
-"""The GEMM of 3 to 256 rows for Hopper GPUs, y = epilogue(x W^T); imported only where Triton runs.
+"""The GEMM of 2 to 256 rows for Hopper GPUs, y = epilogue(x W^T); imported only where Triton runs.
 
-With more rows than the skinny GEMM supports, tensor cores do the arithmetic; reading the weights and
-starting up still take most of the time. So one warp fetches weights by TMA as soon as the program starts,
-while the previous kernel still runs, and only then waits for the rows of x, which that kernel writes:
+Tensor cores do the arithmetic; reading the weights and starting up take most of the time. So one warp fetches
+weights by TMA as soon as the program starts, while the previous kernel still runs, and only then waits for
+the rows of x, which that kernel writes:
 
     kernel before   ................ done
     TMA warp           w0 w1 w2 ...  | x0 x1 x2 ...
