@@ -10,6 +10,7 @@ from packed_expert_cases import packed_experts
 from test_triton_moe import listed, make_weights, rounded
 from test_triton_mxfp4 import ACTIVATION, make_mxfp4
 from test_triton_mxfp4 import listed as listed_with_biases
+from torch import Tensor
 from triton_layer_cases import assert_as_good_as_torch, everywhere, ignores_overflow, poisoned_memory, random
 
 from octavo.layers.moe.experts import ListedExperts
@@ -34,13 +35,20 @@ def make_plain(device: str, dtype: torch.dtype) -> Made:
         random(len(HELD), each.shape[1], device=device, dtype=dtype, seed=n) for n, each in enumerate(weights)
     ]
     stacked = [ExpertWeight(weight, bias=bias) for weight, bias in zip(weights, biases, strict=True)]
+    stacked = [ExpertWeight(before_nans(each.values), bias=before_nans(each.bias)) for each in stacked]
     return StackedExperts(stacked[0], stacked[1], ACTIVATION, num_elsewhere=NUM_ELSEWHERE), (
         lambda wanted: listed_with_biases(*(w.to(wanted) for w in weights), (biases[0], biases[1]))
     )
 
 
+def before_nans(tensor: Tensor) -> Tensor:
+    """The same numbers of all experts, with NaN behind them."""
+    return torch.cat((tensor, torch.full_like(tensor[:1], torch.nan)))[:-1]
+
+
 def make_float8(device: str, dtype: torch.dtype) -> Made:
     gate_up, down = (rounded(w, 128) for w in make_weights(len(HELD), INNER, HIDDEN, device, dtype))
+    gate_up, down = (replace(weight, scales=before_nans(weight.scales)) for weight in (gate_up, down))
     return StackedExperts(gate_up, down, "silu", num_elsewhere=NUM_ELSEWHERE), (
         lambda wanted: listed(gate_up.dequantise().to(wanted), down.dequantise().to(wanted))
     )

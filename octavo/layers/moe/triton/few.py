@@ -136,6 +136,8 @@ def _few_gate_up_kernel(
     expert = tl.load(experts_ptr + pair).to(tl.int64)
     is_held = expert < NUM_HELD
     num_k = tl.where(is_held, SIZE, 0)
+    # Scales are read all the same.
+    expert = tl.minimum(expert, NUM_HELD - 1)
     weight_at = weight_ptr + (expert * num_weight_rows + weight_row)[:, None] * SIZE + k
     weight = tl.load(weight_at, mask=k < num_k, other=0.0)
     sums = tl.zeros([COLUMNS, DEPTH // VECTOR], tl.float32)
@@ -177,11 +179,13 @@ def _few_down_kernel(
     for number in tl.static_range(NUM_CHOSEN):
         pair = token * NUM_CHOSEN + number
         expert = tl.load(experts_ptr + pair).to(tl.int64)
+        is_held = expert < NUM_HELD
+        num_k = tl.where(is_held, SIZE, 0)
+        # Scales are read all the same.
+        expert = tl.minimum(expert, NUM_HELD - 1)
         weight_at = weight_ptr + (expert * num_columns + weight_row)[:, None] * SIZE + k
         x_at = x_ptr + pair.to(tl.int64) * SIZE + k
         factor = tl.load(weights_ptr + pair)
-        is_held = expert < NUM_HELD
-        num_k = tl.where(is_held, SIZE, 0)
         if bias_ptr is not None:
             bias = tl.load(bias_ptr + expert * num_columns + weight_row, mask=is_held, other=0.0)
             biases += factor * bias.to(tl.float32)
