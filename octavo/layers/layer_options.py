@@ -19,7 +19,8 @@ class LayerOptions:
         softcap: bound of the scores; 0: none.
         qk_norm: norm of q and k heads before the rotation, or None.
         sinks: [H] score of one more key of each query head, whose value is 0; None: there is none.
-        has_gemvs: whether GEMVs multiply a single row by the projections before and after attention.
+        has_gemvs: whether GEMVs multiply a single row by the projections before and after attention, and so
+            kernels that fetch weights early multiply a few.
     """
 
     layer: int

@@ -129,7 +129,7 @@ class Decoder:
         Args:
             input_ids: [T] int32 or int64.
             kv_cache: of config.num_layers layers and num_kv_heads kv heads; this step's tokens are written.
-            metadata: the step's ragged batch.
+            metadata: the step's ragged batch. On a GPU a token without a slot may get no experts.
 
         Returns:
             [T, hidden] for compute_logits: the residual stream after the last layer.

@@ -116,10 +116,14 @@ def test_float8_caches(length, is_scaled):
     assert (out - case.by_operators()[0]).abs().max() < 0.01
 
 
-def test_a_layer_is_one_launch_and_leaves_nothing_behind(monkeypatch):
+@pytest.mark.parametrize("length", [450, (0, 450, 130)])
+def test_a_layer_is_one_launch_and_leaves_nothing_behind(length, num_splits, monkeypatch):
     """Counters are zero again: the next layer finds what the first one found."""
-    case = AloneCase(450)
-    step, rotations = TritonStep(case.cache, case.metadata, num_heads=4), torch.ones(2, 1, 8)
+    case = AloneCase(length)
+    num_sequences = len(case.qkv)
+    if num_sequences > num_splits:
+        pytest.skip("other kernels attend them")
+    step, rotations = TritonStep(case.cache, case.metadata, num_heads=4), torch.ones(2, num_sequences, 8)
     kernels = []
     monkeypatch.setattr(
         alone,

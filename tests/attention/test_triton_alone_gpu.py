@@ -75,7 +75,8 @@ def test_float8_caches(head_dim, is_scaled, length):
     "lengths", [(700, 30), (64, 0), (1, 900, 65, 20000), (3, 0, *range(1, 600, 45)), (100,) * 16]
 )
 @pytest.mark.parametrize(
-    "settings", [{}, {"window": 128, "has_sinks": True}, {"heads": (4, 4), "head_dim": 64}]
+    "settings",
+    [{}, {"window": 128, "has_sinks": True}, {"heads": (4, 4), "head_dim": 64}, {"heads": (16, 2)}],
 )
 def test_several_sequences(settings, lengths):
     check(length=lengths, dtype=torch.bfloat16, **({"heads": (32, 8), "head_dim": 128} | settings))
@@ -85,9 +86,9 @@ class Chain:
     """Layers of attention between a projection of its heads and one back to the residual stream."""
 
     def __init__(self, num_heads, lengths):
-        self.case = AloneCase(
-            lengths, heads=(num_heads, 8), head_dim=128, dtype=torch.bfloat16, device="cuda"
-        )
+        # Of eight sequences, as many kv heads as leave each of them four programs.
+        heads = num_heads, 4 if lengths == (64,) * 8 else 8
+        self.case = AloneCase(lengths, heads=heads, head_dim=128, dtype=torch.bfloat16, device="cuda")
         width, size = self.case.qkv.shape[1], num_heads * 128
         torch.manual_seed(0)
         self.weights = [
@@ -106,6 +107,7 @@ class Chain:
         self.hidden.copy_(self.start)
         self.case.cache.data.copy_(self.case.old)
         step = TritonStep(self.case.cache, self.case.metadata, num_heads=self.case.heads[0])
+        assert step._is_alone
         for qkv, out in self.weights:
             attended = step.attend(self.product(self.hidden, qkv), self.rotations, self.case.options)
             self.product(attended, out, residual=self.hidden)

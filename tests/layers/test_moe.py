@@ -9,10 +9,13 @@ from octavo.layers.linear.choice import make_linear
 from octavo.layers.linear.plain import PlainLinear
 from octavo.layers.moe.choice import choose_product
 from octavo.layers.moe.experts import ListedExperts, combine
+from octavo.layers.moe.feed_forward import ExpertFeedForward
 from octavo.layers.moe.packed_weight import PackedExpertWeight
 from octavo.layers.moe.router import Choice, Router, choose_by_logits
 from octavo.layers.moe.tiling import row_slots
 from octavo.layers.moe.weight import ExpertWeight
+from octavo.layers.norm import RMSNorm
+from octavo.parallel import TensorParallel
 
 NUM_EXPERTS, NUM_CHOSEN, HIDDEN, INNER = 6, 3, 48, 20
 
@@ -73,6 +76,18 @@ def test_padding_has_no_experts() -> None:
     got = experts(x, choice)
     assert not got[slots < 0].any()
     torch.testing.assert_close(got[slots >= 0], experts(x[slots >= 0], router(x[slots >= 0])))
+
+
+def test_a_block_leaves_padding_as_it_is() -> None:
+    experts, _, _ = make_experts()
+    router = Router(random(NUM_EXPERTS, HIDDEN, seed=4), NUM_CHOSEN, renormalises=True)
+    block = ExpertFeedForward(RMSNorm(torch.ones(HIDDEN), 1e-6), router, experts, TensorParallel())
+    hidden, slots = random(6, HIDDEN, seed=3), torch.tensor([0, -1, 4, 5, -1, 9])
+    padded, tokens = hidden.clone(), hidden[slots >= 0]
+    block(padded, None, slots)
+    block(tokens, None)
+    assert torch.equal(padded[slots < 0], hidden[slots < 0])
+    torch.testing.assert_close(padded[slots >= 0], tokens)
 
 
 def test_no_tokens() -> None:

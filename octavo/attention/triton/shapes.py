@@ -88,7 +88,7 @@ def thin_shape(group: int, padded_dim: int, dtype: torch.dtype, *, is_alone: boo
 
 
 def alone_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
-    """Return the tiling for the only token of a step: a program on each SM."""
+    """Return the tiling for the token of a sequence, or of a few, that is decoded: a program on each SM."""
     return TileShape(
         rows=max(16, power_of_two(group)),
         keys=_keys(padded_dim, dtype),

@@ -18,9 +18,8 @@ class Choice(NamedTuple):
     """The experts of a step's tokens; the order of a token's experts is the order of its sum.
 
     Attributes:
-        experts: [T, k] int32, each token's experts, the most probable one first: 0 to E - 1, of which a rank
-            that holds whole experts has E. E itself is none of them: any of another rank, or what padding
-            gets.
+        experts: [T, k] int32, each token's experts, the most probable one first. 0 to E - 1 are held here:
+            all experts, unless ranks hold whole ones. E is none: an expert of another rank, or padding's.
         weights: [T, k] float32, factors of their results.
     """
 
@@ -127,9 +126,10 @@ def choose_by_logits(
     values, order = torch.sort(logits, dim=-1, descending=True, stable=True)
     weights = values[:, :num_chosen].softmax(-1) if renormalises else values.softmax(-1)[:, :num_chosen]
     experts = order[:, :num_chosen].to(torch.int32)
-    held = range(logits.shape[1]) if held is None else held
-    is_held = (experts >= held.start) & (experts < held.stop)
+    if held is not None:
+        is_held = (experts >= held.start) & (experts < held.stop)
+        experts = torch.where(is_held, experts - held.start, len(held))
     if slots is not None:
-        is_held &= (slots >= 0)[:, None]
-    experts = torch.where(is_held, experts - held.start, len(held))
+        nobody = logits.shape[1] if held is None else len(held)
+        experts = torch.where(slots[:, None] >= 0, experts, nobody)
     return Choice(experts, weights.contiguous())

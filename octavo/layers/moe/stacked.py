@@ -31,7 +31,7 @@ class StackedExperts:
         down: [E, hidden, n], packed if gate_up is.
         activation: name of the gated activation.
         deterministic: no bit of a token's result depends on the rest of the batch. Not with packed weights.
-        num_elsewhere: experts of other ranks.
+        num_elsewhere: experts of other ranks; says how many rows an expert has on average.
     """
 
     gate_up: AnyExpertWeight

@@ -197,7 +197,7 @@ def _attend_alone_kernel(
         tl.debug_barrier()
         positions = position + tl.zeros([shape.rows], tl.int32)
         top, total, values = _attend_first(
-            q, k, v, is_new, new_k, new_v, kv_head, positions, start, kv_begin, kv_end, score, shape
+            q, k, v, is_new, new_k, new_v, sequence, kv_head, positions, start, kv_begin, kv_end, score, shape
         )
         if begin + 1 < end:
             # Slopes, which are not read: there are none.
@@ -237,7 +237,7 @@ def _load_first(cache, table, k_base, v_base, start, is_new, kv_begin, kv_end, s
 
 @triton.jit
 def _attend_first(
-    q, k, v, is_new, new_k, new_v, kv_head, positions, start, kv_begin, kv_end, score, shape
+    q, k, v, is_new, new_k, new_v, sequence, kv_head, positions, start, kv_begin, kv_end, score, shape
 ):  # fmt: skip
     """Attend the tile that begins at key `start`; return a running softmax like empty_state's.
 
@@ -245,7 +245,7 @@ def _attend_first(
     """
     top, total, values = empty_state(shape)
     even, odd = float8.product_queries(join_pairs(q[0], q[1]), shape)
-    score_factor, factor, v_scale = load_factors(score, kv_head * 0, kv_head, shape)
+    score_factor, factor, v_scale = load_factors(score, sequence, kv_head, shape)
     new = tl.sum(
         q[0].to(tl.float32) * new_k[0].to(tl.float32) + q[1].to(tl.float32) * new_k[1].to(tl.float32), 1
     )

@@ -18,7 +18,7 @@ def find_piece(number, step, window, num_sequences, SEQUENCES: tl.constexpr, SPL
 
     Returns:
         (sequence, position, kv_begin, kv_end, tiles begin : end, first piece of the sequence, its number of
-        pieces, whether sequence `number` sees no keys). There is no such piece if it has 0 pieces.
+        pieces, whether sequence `number` sees no keys). If there is no such piece, the number of pieces is 0.
     """
     index = tl.arange(0, SEQUENCES)
     exists = index < num_sequences
@@ -31,7 +31,7 @@ def find_piece(number, step, window, num_sequences, SEQUENCES: tl.constexpr, SPL
     each = tl.maximum(1, tl.cdiv(tl.sum(tiles), SPLITS))
     counts = tl.cdiv(tiles, each)
     while tl.sum(counts) > SPLITS:
-        each += tl.cdiv(each, 8)
+        each += tl.cdiv(each, 16)
         counts = tl.cdiv(tiles, each)
     sees_nothing = tl.sum((exists & (tiles == 0) & (index == number)).to(tl.int32)) > 0
     firsts = tl.sum(tl.where(index[None, :] < index[:, None], counts[None, :], 0), 1)

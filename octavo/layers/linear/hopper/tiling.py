@@ -15,11 +15,12 @@ GROUP_ROWS = 64
 # All of an SM's shared memory but what barriers and the system take: the more bytes under way, the better.
 _SHARED_BYTES = 200 * 1024
 # Fewest programs. More of them have smaller tiles and read rows more often; long sums (K) of few rows want
-# more, but no smaller tiles than these.
+# more.
 _NUM_PROGRAMS = 64
 _NUM_PROGRAMS_LONG = 72
 _LONG = 4096
-_COLUMNS, _COLUMNS_LONG = 8, 32
+# Of the latter: tiles of 32 rows of the weight are the smallest, where there are enough of them.
+_ENOUGH = 48
 # Each stage's barriers take time to set up.
 _MAX_STAGES = 24
 _DTYPES = (torch.bfloat16, torch.float16)
@@ -111,9 +112,9 @@ def choose_hopper_tiling(num_rows: int, num_weight_rows: int, size: int, *, is_g
     halves = 2 if is_gated else 1
     num_columns = num_weight_rows // halves
     rows = next((r for r in (8, 16, 32) if num_rows <= r), GROUP_ROWS)
-    num_programs, least = _NUM_PROGRAMS, _COLUMNS
+    num_programs, least = _NUM_PROGRAMS, 8
     if size >= _LONG and rows < GROUP_ROWS:
-        num_programs, least = _NUM_PROGRAMS_LONG, _COLUMNS_LONG
+        num_programs, least = _NUM_PROGRAMS_LONG, (32 if num_weight_rows >= 32 * _ENOUGH else 16) // halves
     columns = 64 // halves
     while columns > least and -(-num_rows // rows) * -(-num_columns // columns) < num_programs:
         columns //= 2
