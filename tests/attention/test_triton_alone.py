@@ -34,6 +34,18 @@ def num_splits(request, monkeypatch):
     return request.param
 
 
+@pytest.fixture
+def kernels(monkeypatch):
+    """Kernels that attend_alone has launched."""
+    launched = []
+    monkeypatch.setattr(
+        alone,
+        "launch",
+        lambda kernel, *given, **options: (launched.append(kernel), launch(kernel, *given, **options)),
+    )
+    return launched
+
+
 def check(case, bound=2e-6):
     (out, data), (expected, stored) = case.by_kernel(), case.by_operators()
     assert (out - expected).abs().max() < bound
@@ -90,15 +102,9 @@ def test_a_sequence_that_has_ended_sees_nothing(has_sinks, position):
     "lengths", [(300,), (1, 1), (70, 130), (64, 0), (0, 1000, 63, 2), (5,) * 7, (900, *[3] * 6)]
 )
 @pytest.mark.parametrize("window", [None, 100])
-def test_several_sequences(lengths, window, num_splits, monkeypatch):
+def test_several_sequences(lengths, window, num_splits, kernels):
     """Some are long, some short, some padding; each attends as if it were alone."""
     case = AloneCase(lengths, window=window, has_sinks=window is not None)
-    kernels = []
-    monkeypatch.setattr(
-        alone,
-        "launch",
-        lambda kernel, *given, **options: (kernels.append(kernel), launch(kernel, *given, **options)),
-    )
     check(case)
     # Each sequence has a program for each kv head, or other kernels attend them.
     assert len(kernels) == (len(lengths) <= num_splits)
@@ -117,19 +123,13 @@ def test_float8_caches(length, is_scaled):
 
 
 @pytest.mark.parametrize("length", [450, (0, 450, 130)])
-def test_a_layer_is_one_launch_and_leaves_nothing_behind(length, num_splits, monkeypatch):
+def test_a_layer_is_one_launch_and_leaves_nothing_behind(length, num_splits, kernels):
     """Counters are zero again: the next layer finds what the first one found."""
     case = AloneCase(length)
     num_sequences = len(case.qkv)
     if num_sequences > num_splits:
         pytest.skip("other kernels attend them")
     step, rotations = TritonStep(case.cache, case.metadata, num_heads=4), torch.ones(2, num_sequences, 8)
-    kernels = []
-    monkeypatch.setattr(
-        alone,
-        "launch",
-        lambda kernel, *given, **options: (kernels.append(kernel), launch(kernel, *given, **options)),
-    )
     results = [step.attend(case.qkv.clone(), rotations, case.options) for _ in range(3)]
     assert kernels == [alone._attend_alone_kernel] * 3
     assert torch.equal(results[0], results[1])

@@ -112,15 +112,20 @@ def test_scales_of_down_go_into_the_rows_of_up(tmp_path: Path) -> None:
     assert check(tmp_path, stored, meant, fields) < 0.2
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_parts_are_those_of_the_whole(tmp_path: Path, layout: str) -> None:
-    """What a rank reads: rows anywhere, columns between groups."""
+def open_scaled(folder: Path, layout: str) -> tuple[dict[str, Tensor], dict[str, Tensor], QuantisedSource]:
+    """Write a checkpoint with scales of down's inputs: what it stores, what it means, and its source."""
     fields, pack = LAYOUTS[layout]
     stored, meant = make(lambda name: pack)
     with_scales(stored, meant, "down_proj")
-    model = write(tmp_path, stored, CONFIG | {"quantization_config": fields})
-    weights = open_weights(resolve_model(model))
+    weights = open_weights(resolve_model(write(folder, stored, CONFIG | {"quantization_config": fields})))
     assert isinstance(weights, QuantisedSource)
+    return stored, meant, weights
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_parts_are_those_of_the_whole(tmp_path: Path, layout: str) -> None:
+    """What a rank reads: rows anywhere, columns between groups."""
+    stored, meant, weights = open_scaled(tmp_path, layout)
     up = "model.layers.1.mlp.up_proj.weight"
     if weights.storage()[up].kind == "blocks":
         scales = stored[f"{LAYER}.pre_quant_scale"].float()
@@ -138,12 +143,7 @@ def test_parts_are_those_of_the_whole(tmp_path: Path, layout: str) -> None:
 
 @pytest.mark.parametrize("layout", ["int4", "int8", "nvfp4", "nvfp4-wide"])
 def test_the_plan_knows_the_bytes(tmp_path: Path, layout: str) -> None:
-    fields, pack = LAYOUTS[layout]
-    stored, meant = make(lambda name: pack)
-    with_scales(stored, meant, "down_proj")
-    model = write(tmp_path, stored, CONFIG | {"quantization_config": fields})
-    weights = open_weights(resolve_model(model))
-    assert isinstance(weights, QuantisedSource)
+    _, _, weights = open_scaled(tmp_path, layout)
     for name, storage in weights.storage().items():
         weight = weights.read_quantised(name)
         assert isinstance(weight, BlockWeight)

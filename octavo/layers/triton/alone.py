@@ -94,7 +94,7 @@ class AloneWork:
         """Allocate for layers with such a cache; num_heads: H."""
         (_, _, num_kv_heads, head_dim), device = cache.k.shape, cache.k.device
         tile = alone_shape(num_heads // num_kv_heads, padded_head_dim(head_dim), cache.k.dtype)
-        num_splits = max(1, num_multiprocessors(device) // num_kv_heads)
+        num_splits = _num_splits(num_kv_heads, device)
         num_programs = max(num_multiprocessors(device), num_kv_heads * num_splits)
         arrivals = torch.zeros(num_splits, num_kv_heads, dtype=torch.int32, device=device)
         results = (2, num_kv_heads * num_splits, tile.rows, padded_head_dim(head_dim))
@@ -108,7 +108,12 @@ def most_sequences(num_kv_heads: int, device: torch.device) -> int:
     No program has keys of two sequences. So that a long one beside short ones gets most of a kv head's
     programs, there are four times as many as sequences.
     """
-    return max(1, min(_MOST_SEQUENCES, num_multiprocessors(device) // num_kv_heads // 4))
+    return max(1, min(_MOST_SEQUENCES, _num_splits(num_kv_heads, device) // 4))
+
+
+def _num_splits(num_kv_heads: int, device: torch.device) -> int:
+    """Return how many programs of a kv head attend."""
+    return max(1, num_multiprocessors(device) // num_kv_heads)
 
 
 def attend_alone(

@@ -20,6 +20,8 @@ _KEYS = frozenset(
         *("transform_config", "version"),
     }
 )
+# Values of actorder: groups are those of the columns' places, or of columns from anywhere.
+_IN_ORDER, _ORDERED = (None, False, "static", "weight"), (True, "dynamic", "group")
 _GROUP_KEYS = frozenset({"format", "input_activations", "output_activations", "targets", "weights"})
 
 
@@ -76,11 +78,9 @@ def _read_float8(group: ConfigFields) -> Float8Scheme:
     weights.require_one_of("strategy", ("tensor", "channel", "block"))
     weights.require_one_of("symmetric", (True,))
     weights.require_one_of("dynamic", (False,))
-    inputs = arguments_of(group, "input_activations")
+    inputs = _inputs_of(group, ("float",), (8,))
     is_static = False
-    if group.get("input_activations") is not None:
-        inputs.require_one_of("type", ("float",))
-        inputs.require_one_of("num_bits", (8,))
+    if inputs is not None:
         inputs.require_one_of("strategy", ("tensor", "token", "group"))
         inputs.require_one_of("dynamic", (True, False))
         is_static = inputs.get("dynamic") is False
@@ -91,42 +91,49 @@ def _read_float8(group: ConfigFields) -> Float8Scheme:
 def _read_pack_quantized(group: ConfigFields) -> PackQuantizedScheme:
     if group.get("input_activations") is not None:
         raise UnsupportedModelError(f"{group.where}: quantised input_activations are not supported")
-    weights = arguments_of(group, "weights")
-    weights.require_one_of("type", ("int",))
-    weights.require_one_of("num_bits", (4, 8))
-    weights.require_one_of("strategy", ("channel", "group"))
-    weights.require_one_of("symmetric", (True, False))
-    weights.require_one_of("dynamic", (False,))
-    weights.require_one_of("actorder", (None, False, True, "static", "weight", "dynamic", "group"))
-    by_group = weights.get("strategy") == "group"
+    weights, group_size = _integers_of(group, ("channel", "group"), (*_IN_ORDER, *_ORDERED))
     return PackQuantizedScheme(
         weights.integer("num_bits"),
-        weights.integer("group_size", maximum=2**20) if by_group else -1,
+        group_size,
         is_symmetric=weights.boolean("symmetric"),
-        # With "static" and "weight", groups are those of the columns' places.
-        is_ordered=by_group and weights.get("actorder") in (True, "dynamic", "group"),
+        is_ordered=group_size != -1 and weights.get("actorder") in _ORDERED,
     )
 
 
 def _read_int_quantized(group: ConfigFields) -> IntQuantizedScheme:
-    inputs = arguments_of(group, "input_activations")
-    if group.get("input_activations") is not None:
-        inputs.require_one_of("type", ("float", "int"))
-        inputs.require_one_of("num_bits", (8,))
+    _inputs_of(group, ("float", "int"), (8,))
+    weights, group_size = _integers_of(group, ("tensor", "channel", "group"), _IN_ORDER)
+    return IntQuantizedScheme(
+        weights.integer("num_bits"),
+        group_size,
+        is_symmetric=weights.boolean("symmetric"),
+        has_one_scale=weights.get("strategy") == "tensor",
+    )
+
+
+def _integers_of(
+    group: ConfigFields, strategies: tuple[str, ...], orders: tuple[object, ...]
+) -> tuple[ConfigFields, int]:
+    """Return the checked arguments of weights that are integers, and columns that share a scale; -1: all."""
     weights = arguments_of(group, "weights")
     weights.require_one_of("type", ("int",))
     weights.require_one_of("num_bits", (4, 8))
-    weights.require_one_of("strategy", ("tensor", "channel", "group"))
+    weights.require_one_of("strategy", strategies)
     weights.require_one_of("symmetric", (True, False))
     weights.require_one_of("dynamic", (False,))
-    weights.require_one_of("actorder", (None, False, "static", "weight"))
-    strategy = weights.get("strategy")
-    return IntQuantizedScheme(
-        weights.integer("num_bits"),
-        weights.integer("group_size", maximum=2**20) if strategy == "group" else -1,
-        is_symmetric=weights.boolean("symmetric"),
-        has_one_scale=strategy == "tensor",
-    )
+    weights.require_one_of("actorder", orders)
+    by_group = weights.get("strategy") == "group"
+    return weights, weights.integer("group_size", maximum=2**20) if by_group else -1
+
+
+def _inputs_of(group: ConfigFields, types: tuple[str, ...], bits: tuple[int, ...]) -> ConfigFields | None:
+    """Return the arguments of activations, checked, or None where they are not quantised."""
+    if group.get("input_activations") is None:
+        return None
+    inputs = arguments_of(group, "input_activations")
+    inputs.require_one_of("type", types)
+    inputs.require_one_of("num_bits", bits)
+    return inputs
 
 
 def _read_mxfp8(group: ConfigFields) -> Float8Scheme:
@@ -146,10 +153,7 @@ def _read_nvfp4(group: ConfigFields) -> Float4Scheme:
 
 def _check_floats(group: ConfigFields, bits: int, strategy: str, size: int) -> None:
     """Check weights of small floats, whose scales are small, too; activations may be alike, or float8."""
-    inputs = arguments_of(group, "input_activations")
-    if group.get("input_activations") is not None:
-        inputs.require_one_of("type", ("float",))
-        inputs.require_one_of("num_bits", (4, 8))
+    _inputs_of(group, ("float",), (4, 8))
     weights = arguments_of(group, "weights")
     weights.require_one_of("type", ("float",))
     weights.require_one_of("num_bits", (bits,))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import UnsupportedModelError
-from octavo.layers.linear.mxfp4.weight import BLOCK, MXFP4, Mxfp4Weight, check_columns
+from octavo.layers.linear.mxfp4.weight import MXFP4, Mxfp4Weight, blocks_of
 from octavo.layers.linear.quantised import Storage
 from octavo.models.weights import CPU, Part, missing_tensor, slice_bounds
 
@@ -123,9 +123,9 @@ class DummyMxfp4(DummyWeights):
         num_rows, num_columns = self.shape(name)
         start, stop = slice_bounds(rows, num_rows)
         first, last = slice_bounds(columns, num_columns)
-        check_columns(name, first, last)
+        blocks = blocks_of(name, first, last)
         values = torch.empty(stop - start, (last - first) // 2, dtype=torch.uint8)
         position = self._position(name) + start * (num_columns // 2)
         self._fill(values, self._bytes, position, [num_columns // 2], slice(first // 2, last // 2))
-        exponents = values.new_full((len(values), (last - first) // BLOCK), _MXFP4_EXPONENT)
+        exponents = values.new_full((len(values), blocks.stop - blocks.start), _MXFP4_EXPONENT)
         return Mxfp4Weight(values, exponents).to(device)

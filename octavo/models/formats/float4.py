@@ -24,7 +24,7 @@ from octavo.layers.linear.mxfp4.weight import (
     MXFP4,
     MXFP4_DENSE,
     Mxfp4Weight,
-    check_columns,
+    blocks_of,
     check_exponents,
     doubled,
 )
@@ -123,14 +123,19 @@ def _group_of(tensors: StoredTensors, scale: str, name: str, shape: tuple[int, i
 
 
 @dataclass(frozen=True, slots=True)
-class _Mxfp4Matrix:
-    """A StoredMatrix of MXFP4."""
+class _Matrix:
+    """What both forms of StoredMatrix keep."""
 
     source: StoredTensors
     name: str
     shape: tuple[int, int]
     tensors: Set[str]
     scale_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Mxfp4Matrix(_Matrix):
+    """A StoredMatrix of MXFP4."""
 
     @property
     def storage(self) -> Storage:
@@ -145,23 +150,17 @@ class _Mxfp4Matrix:
             WeightsError: an exponent stands for no number.
         """
         start, stop = slice_bounds(columns, self.shape[1])
-        check_columns(self.name, start, stop)
+        blocks = blocks_of(self.name, start, stop)
         numbers = self.source.read_stored(self.name, rows=rows, columns=slice(start // 2, stop // 2))
-        groups = slice(start // BLOCK, stop // BLOCK)
-        exponents = self.source.read_stored(self.scale_name, rows=rows, columns=groups)
+        exponents = self.source.read_stored(self.scale_name, rows=rows, columns=blocks)
         check_exponents(self.scale_name, exponents)
         return Mxfp4Weight(numbers, exponents).to(device)
 
 
 @dataclass(frozen=True, slots=True)
-class _Nvfp4Matrix:
+class _Nvfp4Matrix(_Matrix):
     """A StoredMatrix of NVFP4."""
 
-    source: StoredTensors
-    name: str
-    shape: tuple[int, int]
-    tensors: Set[str]
-    scale_name: str
     factor_name: str
     divides: bool
     group: int

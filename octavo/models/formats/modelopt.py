@@ -24,15 +24,9 @@ from octavo.models.formats.scheme_fields import check_cache, check_patterns
 
 _KEYS = frozenset(
     {
-        *(
-            "config_groups",
-            "exclude_modules",
-            "group_size",
-            "has_zero_point",
-            "ignore",
-            "kv_cache_quant_algo",
-        ),
-        *("kv_cache_scheme", "pre_quant_scale", "producer", "quant_algo", "quant_method", "quantized_layers"),
+        *("config_groups", "exclude_modules", "group_size", "has_zero_point", "ignore"),
+        *("kv_cache_quant_algo", "kv_cache_scheme", "pre_quant_scale", "producer", "quant_algo"),
+        *("quant_method", "quantized_layers"),
     }
 )
 _MIXED = "MIXED_PRECISION"

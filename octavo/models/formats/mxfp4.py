@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import UnsupportedModelError, WeightsError
-from octavo.layers.linear.mxfp4.weight import BLOCK, MXFP4, Mxfp4Weight, check_columns, check_exponents
+from octavo.layers.linear.mxfp4.weight import BLOCK, MXFP4, Mxfp4Weight, blocks_of, check_exponents
 from octavo.layers.linear.quantised import Storage
 from octavo.models.config_fields import ConfigFields
 from octavo.models.experts.gpt_oss import PARTS
@@ -105,16 +105,14 @@ class _Matrix:
             ConfigError: columns cut numbers that share an exponent.
             WeightsError: an exponent stands for no number.
         """
-        start, stop = slice_bounds(columns, self.shape[1])
-        check_columns(self.name, start, stop)
-        groups = slice(start // BLOCK, stop // BLOCK)
-        values, exponents = (self._read(stack, rows, groups) for stack in self.stacks)
+        blocks = blocks_of(self.name, *slice_bounds(columns, self.shape[1]))
+        values, exponents = (self._read(stack, rows, blocks) for stack in self.stacks)
         check_exponents(self.stacks[1], exponents)
         return Mxfp4Weight(values.flatten(1), exponents).to(device)
 
-    def _read(self, stack: str, rows: Part, groups: slice) -> Tensor:
-        """Read this matrix's rows of a stack: [n, groups, ...]."""
+    def _read(self, stack: str, rows: Part, blocks: slice) -> Tensor:
+        """Read this matrix's rows of a stack: [n, blocks, ...]."""
         start, stop = slice_bounds(rows, self.shape[0])
         turns = slice(self.step * start, self.step * stop)
         part = self.source.read_stored(stack, rows=slice(self.expert, self.expert + 1), columns=turns)
-        return part[0, self.first :: self.step, groups].contiguous()
+        return part[0, self.first :: self.step, blocks].contiguous()

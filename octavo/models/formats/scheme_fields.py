@@ -10,24 +10,9 @@ _CACHE = "kv_cache_scheme"
 # writes all of them, for AWQ, too; auto-round has its own.
 CALIBRATION = frozenset(
     {
-        *(
-            "act_group_aware",
-            "autoround_version",
-            "backend",
-            "batch_size",
-            "block_name_to_quantize",
-            "cache_block_outputs",
-        ),
-        *(
-            "damp_auto_increment",
-            "damp_percent",
-            "data_type",
-            "dataset",
-            "enable_quanted_input",
-            "exllama_config",
-            "max_input_length",
-            "meta",
-        ),
+        *("act_group_aware", "autoround_version", "backend", "batch_size", "block_name_to_quantize"),
+        *("cache_block_outputs", "damp_auto_increment", "damp_percent", "data_type", "dataset"),
+        *("enable_quanted_input", "exllama_config", "max_input_length", "meta"),
         *("model_seqlen", "module_name_preceding_first_block", "modules_in_block_to_quantize"),
         *("pad_token_id", "provider", "static_attention_granularity", "static_kv_granularity"),
         *("to_quant_block_names", "tokenizer", "true_sequential"),

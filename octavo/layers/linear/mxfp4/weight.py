@@ -99,8 +99,8 @@ def doubled(values: Tensor) -> Tensor:
     return embedding(values.int(), (2 * pairs).to(torch.int8)).flatten(1)
 
 
-def check_columns(name: str, start: int, stop: int) -> None:
-    """Check that the columns from start to stop of a matrix can be cut out.
+def blocks_of(name: str, start: int, stop: int) -> slice:
+    """Return the blocks of a matrix's columns from start to stop.
 
     Raises:
         ConfigError: they cut numbers that share an exponent.
@@ -110,6 +110,7 @@ def check_columns(name: str, start: int, stop: int) -> None:
             f"{name} cannot have the columns from {start} to {stop} by themselves: {BLOCK} of them share an "
             f"exponent; use sizes that are multiples of {BLOCK}, or fewer ranks"
         )
+    return slice(start // BLOCK, stop // BLOCK)
 
 
 def check_exponents(name: str, exponents: Tensor) -> None:

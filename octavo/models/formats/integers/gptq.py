@@ -24,6 +24,7 @@ from octavo.models.formats.integers.words import (
     WORD,
     check_words,
     groups_of,
+    num_groups,
     order_of,
     unpack,
     unpack_columns,
@@ -116,8 +117,7 @@ class GPTQScheme(MatrixScheme):
         if not {f"{layer}qzeros", f"{layer}scales"} <= tensors.names() or len(tensors.shape(name)) != 2:
             return False
         num_words, num_rows = tensors.shape(name)
-        size = num_words * 32 // self.bits
-        groups = 1 if self.group_size == -1 else size // self.group_size
+        groups = num_groups(num_words * 32 // self.bits, self.group_size)
         shapes = tensors.shape(f"{layer}scales"), tensors.shape(f"{layer}qzeros")
         return shapes == ((groups, num_rows), (groups, num_rows * self.bits // 32))
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from octavo.errors import WeightsError
 from octavo.models.formats.integers.packed_matrix import PackedMatrix
-from octavo.models.formats.integers.words import groups_of
+from octavo.models.formats.integers.words import groups_of, num_groups
 from octavo.models.formats.matrix_schemes import MatrixScheme
 from octavo.models.formats.quantised_tensors import FLOATS, check_tensor
 from octavo.models.weights import StoredTensors
@@ -63,7 +63,7 @@ class IntQuantizedScheme(MatrixScheme):
             return (1,)
         if self.group_size == -1 and tensors.shape(f"{name}_scale") == (num_rows,):
             return (num_rows,)
-        return num_rows, 1 if self.group_size == -1 else size // self.group_size
+        return num_rows, num_groups(size, self.group_size)
 
     def matrix(self, tensors: StoredTensors, name: str) -> "_Matrix":
         """See MatrixScheme."""

@@ -22,6 +22,7 @@ from octavo.models.formats.integers.words import (
     WORD,
     check_words,
     groups_of,
+    num_groups,
     order_of,
     unpack,
     unpack_columns,
@@ -63,7 +64,7 @@ class PackQuantizedScheme(MatrixScheme):
         if tensors.shape(f"{layer}weight_shape") != (2,) or not tensors.shape(f"{layer}weight_scale"):
             return False
         columns = tensors.read_stored(f"{layer}weight_shape").tolist()[-1]
-        groups = 1 if self.group_size == -1 else columns // self.group_size
+        groups = num_groups(columns, self.group_size)
         return (
             tensors.shape(name)[-1] == -(-columns * self.bits // 32)
             and tensors.shape(f"{layer}weight_scale")[-1] == groups

@@ -65,6 +65,11 @@ class Groups:
         return slice(first, last), slice(first // self.group, -(-last // self.group))
 
 
+def num_groups(size: int, group_size: int) -> int:
+    """Return the whole groups of K columns; group_size -1: one for all columns."""
+    return 1 if group_size == -1 else size // group_size
+
+
 def groups_of(name: str, size: int, group_size: int, *, is_ordered: bool = False) -> Groups:
     """Return the groups of a matrix of K columns; group_size -1: one for all columns.
 
