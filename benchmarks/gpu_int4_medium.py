@@ -1,6 +1,6 @@
 """GEMMs of 17 to 256 rows with weights of 4 bits on one Hopper GPU: wgmma, the portable kernel, cuBLAS.
 
-    python benchmarks/gpu_int4_medium.py [--models 8b] [--rows 17 32 64 128 256] [--save MACHINE]
+    python benchmarks/gpu_int4_medium.py [--models 8b] [--rows 17 32 64 ...] [--save MACHINE]
 
 Times hopper_medium_linear by the tiling that Octavo chooses and by others, medium_linear, and bfloat16 by
 cuBLAS with a separate activation or residual sum, at the shapes of a decoder layer. Bound and method: see
@@ -29,12 +29,18 @@ from octavo.layers.linear.grouped.hopper.tiling import (
 )
 from octavo.layers.linear.grouped.medium import medium_linear
 from octavo.layers.linear.grouped.tiling import choose_medium_tiling
-from octavo.layers.linear.grouped.weight import GroupedWeight
+from octavo.layers.linear.grouped.weight import MOST_GROUPS, GroupedWeight
 from octavo.layers.triton.activation import gated_activation
 
-ROWS = (17, 32, 64, 128, 256)
-# Tiles of a program, parts of K.
-VARIANTS = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (2, 8))
+ROWS = (17, 32, 64, 96, 128, 192, 256)
+# Rows of a block, blocks, programs, kernels that share an SM.
+VARIANTS = (
+    *((32, 1, programs, 2) for programs in (96, 132, 264)),
+    *((32, 3, programs, 1) for programs in (96, 132)),
+    *((64, 1, programs, 1) for programs in (64, 96, 132)),
+    *((64, 3, programs, 1) for programs in (96, 132)),
+    *((128, 1, programs, 1) for programs in (64, 96, 132)),
+)
 _ROTATED_BYTES = 300e6
 _MAX_COPIES = 24
 _NUM_REPLAYS = 5
@@ -47,8 +53,12 @@ Product = Callable[[GroupedWeight], Tensor]
 
 def tilings(shape: Shape, num_rows: int) -> list[HopperMediumTiling]:
     """Return the tiling that Octavo chooses, and others."""
-    chosen = choose_hopper_medium_tiling(num_rows, shape.num_weight_rows, shape.size, _NUM_MULTIPROCESSORS)
-    others = [make_tiling(chosen.rows, *variant) for variant in VARIANTS]
+    chosen = choose_hopper_medium_tiling(
+        num_rows, shape.num_weight_rows, shape.size, 128, _NUM_MULTIPROCESSORS
+    )
+    others = [
+        make_tiling(*variant) for variant in VARIANTS if num_rows <= MOST_GROUPS * variant[0] * variant[1]
+    ]
     return [chosen, *(tiling for tiling in others if tiling != chosen)]
 
 
@@ -134,10 +144,8 @@ def time_case(shape: Shape, num_rows: int, weights: list[GroupedWeight]) -> dict
 def compare(models: list[str], all_rows: list[int]) -> list[dict[str, object]]:
     """Compile everything in parallel, then time it alone on the GPU; sums over a layer come last."""
     shapes = [(m, shape) for m in models for shape in MODELS[m] if shape.name != "lm_head"]
-    # Kernels are the same for rows that share a tile.
-    compiled_rows = {choose_medium_tiling(rows, 1).rows: rows for rows in all_rows}.values()
     with ProcessPoolExecutor(_COMPILERS, mp_context=get_context("spawn")) as pool:
-        jobs = [pool.submit(compile_all, shape, rows) for (_, shape), rows in product(shapes, compiled_rows)]
+        jobs = [pool.submit(compile_all, shape, rows) for (_, shape), rows in product(shapes, all_rows)]
         for job in jobs:
             job.result()
     results: list[dict[str, object]] = []

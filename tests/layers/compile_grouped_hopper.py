@@ -10,34 +10,39 @@ import sys
 import triton.language as tl
 from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
 
-from octavo.layers.linear.grouped.hopper.gemm import MAX_REGISTERS, NUM_WARPS
+from octavo.layers.linear.grouped.hopper.gemm import NUM_WARPS
 from octavo.layers.linear.grouped.hopper.kernel import Shape, hopper_medium_kernel
-from octavo.layers.linear.grouped.hopper.tiling import ATOM, TILE, make_tiling
+from octavo.layers.linear.grouped.hopper.parts import Parts
+from octavo.layers.linear.grouped.hopper.tiling import ATOM, make_tiling
 from octavo.layers.linear.grouped.result import Result
-from octavo.layers.linear.grouped.weight import PLANE
+from octavo.layers.linear.grouped.weight import PLANE, TILE
 
-# Rows of x, tiles of the weight, columns of a group, dtype of x and of the result, what is fused.
+# Rows of x of a block, blocks, kernels on an SM, columns of a group, dtype, what is fused.
 CASES = {
-    "128 rows": (128, 2, 128, "bf16", "bf16", None, False),
-    "128 rows, gated": (128, 2, 128, "bf16", "bf16", "silu", False),
-    "64 rows, parts": (64, 2, 64, "fp16", "fp32", None, False),
-    "32 rows, small groups": (32, 2, 32, "bf16", "bf16", None, True),
+    "32 rows": (32, 1, 2, 128, "bf16", None, True),
+    "32 rows, gated, small groups": (32, 1, 2, 32, "bf16", "silu", False),
+    "64 rows": (64, 1, 1, 64, "fp16", None, False),
+    "3 times 32 rows": (32, 3, 1, 128, "bf16", "silu", False),
+    "128 rows, gated": (128, 1, 1, 128, "bf16", "silu", False),
 }
 
 
-def compile_case(rows, tiles, group, kind, result_kind, activation, adds):
+def compile_case(rows, blocks, kernels, group, kind, activation, adds):
     """Facts, and how many wgmmas there are and end a chain of those that run on without a wait."""
-    tiling = make_tiling(rows, tiles)
-    shape = (group, rows, tiles, tiling.row_stages, tiling.word_stages, activation, adds)
+    tiling = make_tiling(rows, blocks, 132, kernels, group)
+    shape = (group, rows, blocks, tiling.atoms, tiling.row_stages, tiling.word_stages, activation, adds)
     words = [TILE, PLANE] if activation is None else [TILE // 16, 2, 8, PLANE]
+    groups = 256 // group
+    pairs = [groups, TILE] if activation is None else [groups, TILE // 16, 2, 8]
     arguments = [
-        *(descriptor(kind, 2, [rows, ATOM]), descriptor("i32", 4, words), "*i32"),
-        Result("*" + result_kind, "i32", "i32", None, "fp32"),
-        *["i32"] * 4,
+        *(descriptor(kind, 2, [rows, ATOM]), descriptor("i32", 4, words), descriptor("i32", 4, pairs, 0)),
+        Result("*" + kind, "i32", "i32", None, "fp32"),
+        Parts("*fp32", "*i32"),
+        *["i32"] * 5,
         Shape(*map(tl.constexpr, shape)),
     ]
     compiled = compiled_kernel(
-        hopper_medium_kernel, arguments, num_warps=NUM_WARPS, maxnreg=MAX_REGISTERS, launch_pdl=True
+        hopper_medium_kernel, arguments, num_warps=NUM_WARPS, maxnreg=tiling.max_registers, launch_pdl=True
     )
     code = inspect_cubin(compiled, "nvdisasm", "-c")
     chains = re.findall(r"HGMMA.*", code)

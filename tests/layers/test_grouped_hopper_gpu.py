@@ -28,23 +28,23 @@ def check(x: Tensor, weight: GroupedWeight, tiling: HopperMediumTiling | None = 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("group", [32, 64, 128, 4096])
 @pytest.mark.parametrize("mins", [False, True])
-@pytest.mark.parametrize("num_rows", [17, 32, 33, 64, 100, 128, 129, 200, 256])
+@pytest.mark.parametrize("num_rows", [17, 32, 33, 64, 70, 100, 128, 129, 192, 200, 256])
 def test_forms_of_weights(dtype: torch.dtype, group: int, mins: bool, num_rows: int) -> None:
     weight = packed(random_blocks(1536, 4096, group=group, mins=mins), "cuda")
     check(random(num_rows, 4096, device="cuda", dtype=dtype), weight)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("num_weight_rows", "size"), [(16, 64), (37, 320), (1030, 96), (1000, 2880)])
+@pytest.mark.parametrize(("num_weight_rows", "size"), [(16, 64), (36, 320), (1028, 96), (1000, 2880)])
 @pytest.mark.parametrize("num_rows", [17, 61, 131])
-@pytest.mark.parametrize("num_splits", [None, 1, 3])
+@pytest.mark.parametrize("programs", [None, 1, 7])
 def test_sizes_that_are_no_multiple_of_a_tile(
-    dtype: torch.dtype, num_weight_rows: int, size: int, num_rows: int, num_splits: int | None
+    dtype: torch.dtype, num_weight_rows: int, size: int, num_rows: int, programs: int | None
 ) -> None:
     weight = packed(random_blocks(num_weight_rows, size, group=32), "cuda")
     # Rows of a wider tensor.
     x = random(num_rows, size + 8, device="cuda", dtype=dtype)[:, :size]
-    check(x, weight, None if num_splits is None else make_tiling(64, 2, num_splits))
+    check(x, weight, None if programs is None else make_tiling(128, 1, programs, 1, 32))
 
 
 @pytest.mark.parametrize("num_rows", [17, 40, 70])
@@ -54,22 +54,39 @@ def test_what_lies_behind_the_last_row(num_rows: int) -> None:
 
 
 @pytest.mark.parametrize("names", FUSED)
-@pytest.mark.parametrize("num_splits", [1, 2, 5])
-@pytest.mark.parametrize("tiles", [1, 2])
-@pytest.mark.parametrize("rows", [32, 64, 128])
-def test_what_is_fused(names: list[str], num_splits: int, tiles: int, rows: int) -> None:
+@pytest.mark.parametrize("programs", [1, 16, 29, 80])
+@pytest.mark.parametrize("form", [(32, 1, 2), (32, 3, 1), (64, 1, 1), (64, 3, 1), (128, 1, 1)])
+def test_what_is_fused(names: list[str], programs: int, form: tuple[int, int, int]) -> None:
+    """By programs that have many tiles, whole ones, parts of two or three, and a single span."""
+    rows, blocks, kernels = form
     weight = packed(random_blocks(2 * 1000, 1280, group=64), "cuda")
-    x = random(77, 1280, device="cuda", dtype=torch.bfloat16)
-    options = options_of(names, 77, 2000, 1280, "cuda", torch.bfloat16)
-    check(x, weight, make_tiling(rows, tiles, num_splits), **options)
+    # Of the largest forms, one group of rows.
+    num_rows = min(77, 2 * rows * blocks)
+    x = random(num_rows, 1280, device="cuda", dtype=torch.bfloat16)
+    options = options_of(names, num_rows, 2000, 1280, "cuda", torch.bfloat16)
+    check(x, weight, make_tiling(rows, blocks, programs, kernels, 64), **options)
 
 
-@pytest.mark.parametrize("stages", [(2, 2), (2, 4), (4, 2), (4, 3)])
-def test_few_buffers(stages: tuple[int, int]) -> None:
+@pytest.mark.parametrize("programs", [1, 5, 13, 132, 264, 1000])
+@pytest.mark.parametrize("num_rows", [20, 60])
+def test_programs_that_share_tiles(programs: int, num_rows: int) -> None:
+    """Also more than run at a time. They leave their counters as they were, and add up alike each time."""
+    weight = packed(random_blocks(4096, 4096, group=128), "cuda")
+    x = random(num_rows, 4096, device="cuda", dtype=torch.bfloat16)
+    tiling = make_tiling(32, 1, programs, 2)
+    check(x, weight, tiling)
+    first = gemm.hopper_medium_linear(x, weight, tiling=tiling)
+    assert not weight.arrivals.any()
+    for _ in range(20):
+        assert torch.equal(first, gemm.hopper_medium_linear(x, weight, tiling=tiling))
+
+
+@pytest.mark.parametrize("stages", [(4, 2, 2), (4, 2, 5), (4, 3, 3), (2, 2, 2), (2, 4, 2), (2, 4, 3)])
+def test_few_buffers(stages: tuple[int, int, int]) -> None:
     """Each is used again and again."""
     weight = packed(random_blocks(512, 4096, group=128), "cuda")
     x = random(64, 4096, device="cuda", dtype=torch.bfloat16)
-    check(x, weight, HopperMediumTiling(64, 1, *stages))
+    check(x, weight, HopperMediumTiling(64, 1, *stages, programs=9))
 
 
 @pytest.mark.parametrize("overlaps", [False, True])

@@ -46,7 +46,7 @@ class PackedExpertWeight:
         """Return the weights [E, N, K] float32, columns as they are stored: the specification of kernels."""
         parts = self.words.shape[1] // self.factors.shape[1]
         weights = [
-            GroupedWeight(self.bits, self.size, self.group, words, pairs, 1.0, None).dequantise()
+            GroupedWeight(self.bits, self.size, self.group, words, pairs, 1.0, None, words[:0]).dequantise()
             for words, pairs in zip(self.words, self.pairs, strict=True)
         ]
         return torch.stack(weights) * self.factors.repeat_interleave(parts, 1)[..., None]

@@ -28,6 +28,9 @@ _WORD_BITS = 32
 _HALF_PLANE = 16
 # Weights without the factor are below 2^15, half of what float16 holds.
 _EXPONENT = 15
+# Rows of the weight that programs share, and groups of rows of x that they meet at most.
+TILE = 128
+MOST_GROUPS = 2
 # Values packed at a time.
 _CHUNK = 2**21
 
@@ -55,6 +58,8 @@ class GroupedWeight:
         pairs: [G, N] int32: a scale in the low half, a minimum in the high one, both float16.
         factor: of all scales and minimums, a power of two.
         order: [K] int64, the column of x that each column meets; None: the same.
+        arrivals: int32 zeros, counters of programs that share some rows. So products with one weight must not
+            run at the same time.
     """
 
     bits: int
@@ -64,6 +69,7 @@ class GroupedWeight:
     pairs: Tensor
     factor: float
     order: Tensor | None
+    arrivals: Tensor
 
     @classmethod
     def pack(cls, weight: BlockWeight) -> Self:
@@ -82,7 +88,9 @@ class GroupedWeight:
         pairs = both.half().view(torch.int32)[..., 0].repeat_interleave(stored // group, 1)
         num_groups = -(-size // span_of(bits)) * span_of(bits) // group
         pairs = pad(pairs, (0, num_groups - pairs.shape[1])).T.contiguous()
-        return cls(bits, size, group, _words(weight.quants, bits), pairs, 2.0**-exponent, weight.order)
+        words = _words(weight.quants, bits)
+        arrivals = words.new_zeros(MOST_GROUPS * -(-words.shape[0] // TILE))
+        return cls(bits, size, group, words, pairs, 2.0**-exponent, weight.order, arrivals)
 
     @property
     def shape(self) -> tuple[int, int]:

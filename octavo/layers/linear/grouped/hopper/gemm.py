@@ -13,22 +13,21 @@ from octavo.errors import InvalidArgumentError
 from octavo.gpu.device import num_multiprocessors
 from octavo.gpu.launch import launch, overlaps
 from octavo.layers.linear.grouped.hopper.kernel import Shape, hopper_medium_kernel
+from octavo.layers.linear.grouped.hopper.parts import Parts
 from octavo.layers.linear.grouped.hopper.tiling import (
     ATOM,
-    TILE,
+    ATOMS,
     HopperMediumTiling,
     choose_hopper_medium_tiling,
     unsupported_reason,
 )
-from octavo.layers.linear.grouped.medium import add_parts
 from octavo.layers.linear.grouped.operands import check_product
 from octavo.layers.linear.grouped.result import Result
-from octavo.layers.linear.grouped.weight import PLANE, GroupedWeight
+from octavo.layers.linear.grouped.weight import MOST_GROUPS, PLANE, TILE, GroupedWeight, span_of
 from octavo.layers.linear.hopper.descriptor import describe_matrix, describe_rows
 
-# Two warpgroups multiply. The TMA warp counts as a third one, and three share an SM's registers.
+# Two warpgroups multiply. The TMA warp counts as a third one.
 NUM_WARPS = 8
-MAX_REGISTERS = 168
 
 
 def hopper_medium_linear(
@@ -64,51 +63,53 @@ def hopper_medium_linear(
         raise InvalidArgumentError(f"hopper_medium_linear cannot run: {reason}")
     num_rows, (num_weight_rows, size) = x.shape[0], weight.shape
     if tiling is None:
-        tiling = choose_hopper_medium_tiling(num_rows, num_weight_rows, size, num_multiprocessors(x.device))
-    if tiling.row_stages % 2 or tiling.word_stages < max(2, tiling.row_stages // 2):
+        tiling = choose_hopper_medium_tiling(
+            num_rows, num_weight_rows, size, weight.group, num_multiprocessors(x.device)
+        )
+    spans = tiling.row_stages * tiling.atoms // ATOMS
+    is_whole = spans * ATOMS == tiling.row_stages * tiling.atoms
+    if not is_whole or tiling.row_stages < 2 or tiling.word_stages < max(2, spans):
         raise InvalidArgumentError(
-            "a tiling needs an even number of row_stages, and half as many word_stages, at least 2; "
+            "a tiling needs 2 row_stages or more, for whole spans, and 2 word_stages or more, for as many; "
             f"got {tiling}"
         )
-    num_spans = weight.words.shape[1] // PLANE
-    each = -(-num_spans // tiling.num_splits)
-    splits = -(-num_spans // each)
-    if splits == 1:
-        _multiply(x, weight, bias, out.unsqueeze(0), tiling, each, activation, adds=residual is not None)
-        return out
-    parts = x.new_empty(splits, num_rows, num_weight_rows, dtype=torch.float32)
-    _multiply(x, weight, None, parts, tiling, each, None, adds=False)
-    return add_parts(parts, bias, out, activation, adds=residual is not None)
+    if num_rows > MOST_GROUPS * tiling.rows * tiling.blocks:
+        raise InvalidArgumentError(f"a tiling needs blocks for half of {num_rows} rows, got {tiling}")
+    _multiply(x, weight, bias, out, tiling, activation, adds=residual is not None)
+    return out
 
 
 def _multiply(
     x: Tensor,
     weight: GroupedWeight,
     bias: Tensor | None,
-    parts: Tensor,
+    out: Tensor,
     tiling: HopperMediumTiling,
-    each: int,
     activation: str | None,
     *,
     adds: bool,
 ) -> None:
-    """Write parts [splits, M, columns of the result], each of `each` spans of K."""
-    num_rows, num_columns = parts.shape[1:]
-    height = TILE * tiling.tiles // (1 if activation is None else 2)
+    num_spans = weight.words.shape[1] // PLANE
+    num_groups = -(-x.shape[0] // (tiling.rows * tiling.blocks))
+    num_units = -(-weight.shape[0] // TILE) * num_groups * num_spans
+    programs = min(tiling.programs, num_units)
+    parts = x.new_empty(programs, tiling.blocks * TILE * tiling.rows, dtype=torch.float32)
     shape = Shape(
-        *(weight.group, tiling.rows, tiling.tiles, tiling.row_stages, tiling.word_stages, activation, adds)
+        *(weight.group, tiling.rows, tiling.blocks),
+        *(tiling.atoms, tiling.row_stages, tiling.word_stages, activation, adds),
     )
     launch(
         hopper_medium_kernel,
-        (-(-num_rows // tiling.rows), -(-num_columns // height), parts.shape[0]),
+        (programs,),
         describe_rows(x, [tiling.rows, ATOM]),
         _words(weight.words, is_gated=activation is not None),
-        weight.pairs,
-        Result(parts, parts.stride(1), parts.stride(0), bias, weight.factor),
-        *(num_rows, num_columns, weight.words.shape[1] // PLANE, each),
+        _pairs(weight, is_gated=activation is not None),
+        Result(out, out.stride(0), 0, bias, weight.factor),
+        Parts(parts, weight.arrivals),
+        *(x.shape[0], out.shape[1], num_spans, num_units, num_groups),
         Shape(*map(gl.constexpr, shape)),
         num_warps=NUM_WARPS,
-        maxnreg=MAX_REGISTERS,
+        maxnreg=tiling.max_registers,
         launch_pdl=overlaps(x),
     )
 
@@ -119,3 +120,13 @@ def _words(words: Tensor, *, is_gated: bool) -> TensorDescriptor:
         return describe_matrix(words, [TILE, PLANE])
     by_turns = words.view(2, words.shape[0] // 16, 8, words.shape[1]).transpose(0, 1)
     return describe_matrix(by_turns, [TILE // 16, 2, 8, PLANE])
+
+
+def _pairs(weight: GroupedWeight, *, is_gated: bool) -> TensorDescriptor:
+    """Describe scales and minimums in the same order."""
+    groups = span_of(weight.bits) // weight.group
+    if not is_gated:
+        return describe_matrix(weight.pairs, [groups, TILE], swizzle_bytes=0)
+    num_groups, num_rows = weight.pairs.shape
+    by_turns = weight.pairs.view(num_groups, 2, num_rows // 16, 8).transpose(1, 2)
+    return describe_matrix(by_turns, [groups, TILE // 16, 2, 8], swizzle_bytes=0)

@@ -1,17 +1,19 @@
 """The kernel of hopper_medium_linear: weights of 4 bits become operands in registers, and meet rows of x.
 
-    TMA warp (_fetch)                          two warpgroups (_multiply, _sum_spans)
+    TMA warp (_fetch)                          two warpgroups (_multiply, _sum_units)
 
-    words of the first spans --> words         for each span of 256 columns:
-    wait for the kernel before                   wait words_filled[stage]
-    for each span of 256 columns:                words --> registers
-      for each half of it:                       for each half, for each atom of 64 columns in it:
-        wait free[stage]                           for each tile of 128 rows of the weight:
-        rows of x --> rows                           bits --> 16-bit floats, scaled (unpack)
-      words of a later span --> words                wait rows_filled[stage]
-                                                     wgmma: sums += weights x rows
-                                                     wgmmas before are done; after a half: arrive free
-                                               epilogue, store (results)
+    words, pairs of the first units --> words  for each stripe, the last one first:
+    wait for the kernel before                   for each of its units of 256 columns:
+    for each unit of the program:                  wait words_filled[stage]
+      wait free[stage]                             words, pairs --> registers
+      rows of x --> rows                           for each atom of 64 columns:
+      words, pairs of a later unit --> words         bits --> 16-bit floats, scaled (unpack)
+                                                     wait rows_filled[stage]
+                                                     wgmma: sums of each block of rows += weights x rows
+                                                     wgmmas before are done: arrive free
+                                                 the last program of a stripe: add parts of others (parts),
+                                                   epilogue, store (results)
+                                                 others: store sums, count them (parts)
 
 Results are computed transposed, [weight rows, rows of x]: tensor cores take their first operand from
 registers, so that a weight never touches shared memory once it is a float. It is put together while the one
@@ -19,14 +21,15 @@ before it is multiplied.
 
 Shared memory:
 
-    rows          | stage 0: 2 atoms [rows, 64] | stage 1 | ...    an even number: whole spans
-    words         | stage 0: tiles x [128, 32] | stage 1 | ...     at least as many spans as rows has
-    rows_filled   | one mbarrier per stage of rows     TMA has written the rows
-    words_filled  | one mbarrier per stage of words    TMA has written the words
-    free          | one mbarrier per stage of rows     half a span has been multiplied
+    rows          | stage 0: atoms x blocks x [rows, 64] | stage 1 | ...    for whole units
+    words         | stage 0: [128, 32] | stage 1 | ...     at least as many units as rows has
+    pairs         | stage 0: [groups of a span, 128] | stage 1 | ...        as many as words has
+    rows_filled   | one mbarrier per stage of rows         TMA has written the rows
+    words_filled  | one mbarrier per stage of words        TMA has written the words and pairs
+    free          | one mbarrier per stage of rows         its rows have been multiplied
 
-When both halves of a span have been multiplied, its words have been read as well. So words need no barrier
-that says so: their stage is written again when the second half of their span has made room.
+When all rows of a unit have been multiplied, its words have been read as well. So words need no barrier that
+says so: their stage is written again when the rows of their unit have made room.
 """
 
 from typing import Any, NamedTuple
@@ -42,15 +45,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from octavo.layers.linear.grouped.hopper.results import Work, finish, weight_rows
-from octavo.layers.linear.grouped.hopper.tiling import ATOM, TILE
+from octavo.layers.linear.grouped.hopper.parts import add_parts, leave_part, own_share, unit_at, units_of
+from octavo.layers.linear.grouped.hopper.results import Work, finish
+from octavo.layers.linear.grouped.hopper.tiling import ATOM
 from octavo.layers.linear.grouped.hopper.unpack import unpacked
+from octavo.layers.linear.grouped.weight import TILE
 
 _ATOM = gl.constexpr(ATOM)
 _TILE = gl.constexpr(TILE)
-# Columns of a span, atoms of half a span, words of a span.
+# Columns of a span, words of a span.
 _SPAN = gl.constexpr(256)
-_ATOMS = gl.constexpr(2)
 _WORDS = gl.constexpr(32)
 
 
@@ -59,8 +63,9 @@ class Shape(NamedTuple):
 
     Attributes:
         group: columns of a group.
-        rows: of x per program.
-        tiles: of 128 rows of the weight per program.
+        rows: of x per block.
+        blocks: of rows of x.
+        atoms: of 64 columns of a stage of rows: 4, a span, or 2.
         row_stages: buffers for atoms of rows.
         word_stages: buffers for words.
         activation: name or None.
@@ -69,7 +74,8 @@ class Shape(NamedTuple):
 
     group: Any
     rows: Any
-    tiles: Any
+    blocks: Any
+    atoms: Any
     row_stages: Any
     word_stages: Any
     activation: Any
@@ -81,25 +87,32 @@ class _Pipe(NamedTuple):
 
     rows: Any
     words: Any
+    pairs: Any
     rows_filled: Any
     words_filled: Any
     free: Any
 
 
-@gluon.jit(do_not_specialize=["num_rows", "num_columns", "num_spans", "each"])
+@gluon.jit(do_not_specialize=["num_rows", "num_columns", "num_spans", "num_units", "num_groups"])
 def hopper_medium_kernel(
-    x_matrix, words_matrix, pairs_ptr, result, num_rows, num_columns, num_spans, each, shape
+    x_matrix, words_matrix, pairs_matrix, result, parts,
+    num_rows, num_columns, num_spans, num_units, num_groups, shape,
 ):  # fmt: skip
-    """Grid: (ceil(M / rows), ceil(columns of the result / those of a tile), parts of K)."""
+    """Grid: programs, at most one for each SM and unit."""
     gdc_launch_dependents()
-    work = Work(num_rows, num_columns, num_spans, each)
+    work = Work(num_rows, num_columns, num_spans, num_units, num_groups)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     WORDS: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=2)
+    PAIRS: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+    GROUPS: gl.constexpr = _SPAN // shape.group
     pipe = _Pipe(
         gl.allocate_shared_memory(
-            x_matrix.dtype, [shape.row_stages * _ATOMS, shape.rows, _ATOM], x_matrix.layout
+            x_matrix.dtype,
+            [shape.row_stages * shape.atoms * shape.blocks, shape.rows, _ATOM],
+            x_matrix.layout,
         ),
-        gl.allocate_shared_memory(gl.int32, [shape.word_stages * shape.tiles, _TILE, _WORDS], WORDS),
+        gl.allocate_shared_memory(gl.int32, [shape.word_stages, _TILE, _WORDS], WORDS),
+        gl.allocate_shared_memory(gl.int32, [shape.word_stages, GROUPS, _TILE], PAIRS),
         gl.allocate_shared_memory(gl.int64, [shape.row_stages, 1], BARRIER),
         gl.allocate_shared_memory(gl.int64, [shape.word_stages, 1], BARRIER),
         gl.allocate_shared_memory(gl.int64, [shape.row_stages, 1], BARRIER),
@@ -112,8 +125,8 @@ def hopper_medium_kernel(
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_multiply, (pairs_ptr, pipe, result, work, shape)),
-            (_fetch, (x_matrix, words_matrix, pipe, work, shape)),
+            (_multiply, (pipe, result, parts, work, shape)),
+            (_fetch, (x_matrix, words_matrix, pairs_matrix, pipe, work, shape)),
         ],
         [1],
         [24],
@@ -121,154 +134,145 @@ def hopper_medium_kernel(
 
 
 @gluon.jit
-def _fetch(x_matrix, words_matrix, pipe, work, shape):
+def _fetch(x_matrix, words_matrix, pairs_matrix, pipe, work, shape):
     """Fetch as many words as fit, then, once the kernel before has ended, rows and further words."""
-    LAG: gl.constexpr = shape.row_stages // 2
-    first = gl.program_id(2) * work.each
-    count = gl.minimum(work.num_spans - first, work.each)
+    PARTS: gl.constexpr = _SPAN // (_ATOM * shape.atoms)
+    LAG: gl.constexpr = shape.row_stages // PARTS
+    share = own_share(work)
+    count = share.end - share.first
     for turn in range(0, gl.minimum(count, shape.word_stages)):
-        _fetch_words(words_matrix, pipe, first, turn, shape)
+        _fetch_words(words_matrix, pairs_matrix, pipe, turn, share, work, shape)
     gdc_wait()
-    row = gl.program_id(0) * shape.rows
     for turn in range(0, count):
-        for half in gl.static_range(2):
-            stage = turn % LAG * 2 + half
+        unit = unit_at(turn, share, work)
+        row = unit // work.num_spans % work.num_groups * (shape.rows * shape.blocks)
+        column = unit % work.num_spans * _SPAN
+        for part in gl.static_range(PARTS):
+            stage = turn % LAG * PARTS + part
             mbarrier.wait(pipe.free.index(stage), (turn // LAG + 1) & 1)
             filled = pipe.rows_filled.index(stage)
-            mbarrier.expect(filled, x_matrix.block_type.nbytes * _ATOMS)
-            for atom in gl.static_range(_ATOMS):
-                at = [row, (first + turn) * _SPAN + (half * _ATOMS + atom) * _ATOM]
-                buffer = pipe.rows.index(stage * _ATOMS + atom)
-                tma.async_copy_global_to_shared(x_matrix, at, filled, buffer)
-        # The span whose halves made room has been read.
+            mbarrier.expect(filled, x_matrix.block_type.nbytes * shape.atoms * shape.blocks)
+            for atom in gl.static_range(shape.atoms):
+                for block in gl.static_range(shape.blocks):
+                    at = [row + block * shape.rows, column + (part * shape.atoms + atom) * _ATOM]
+                    buffer = pipe.rows.index((stage * shape.atoms + atom) * shape.blocks + block)
+                    tma.async_copy_global_to_shared(x_matrix, at, filled, buffer)
+        # The unit whose rows made room has been read.
         ahead = turn - LAG + shape.word_stages
         if (turn >= LAG) & (ahead < count):
-            _fetch_words(words_matrix, pipe, first, ahead, shape)
+            _fetch_words(words_matrix, pairs_matrix, pipe, ahead, share, work, shape)
 
 
 @gluon.jit
-def _fetch_words(words_matrix, pipe, first, turn, shape):
-    """Fetch one span of words."""
+def _fetch_words(words_matrix, pairs_matrix, pipe, turn, share, work, shape):
+    """Fetch the words and pairs of one unit."""
     stage = turn % shape.word_stages
     filled = pipe.words_filled.index(stage)
-    mbarrier.expect(filled, words_matrix.block_type.nbytes * shape.tiles)
-    word = (first + turn) * _WORDS
-    for own in gl.static_range(shape.tiles):
-        tile = gl.program_id(1) * shape.tiles + own
-        buffer = pipe.words.index(stage * shape.tiles + own)
-        if shape.activation is None:
-            tma.async_copy_global_to_shared(words_matrix, [tile * _TILE, word], filled, buffer)
-        else:
-            buffer = buffer._reinterpret(gl.int32, words_matrix.block_shape, words_matrix.layout)
-            at = [tile * (_TILE // 16), 0, 0, word]
-            tma.async_copy_global_to_shared(words_matrix, at, filled, buffer)
+    mbarrier.expect(filled, words_matrix.block_type.nbytes + pairs_matrix.block_type.nbytes)
+    unit = unit_at(turn, share, work)
+    tile, span = unit // work.num_spans // work.num_groups, unit % work.num_spans
+    word, group = span * _WORDS, span * (_SPAN // shape.group)
+    words, pairs = pipe.words.index(stage), pipe.pairs.index(stage)
+    if shape.activation is None:
+        tma.async_copy_global_to_shared(words_matrix, [tile * _TILE, word], filled, words)
+        tma.async_copy_global_to_shared(pairs_matrix, [group, tile * _TILE], filled, pairs)
+    else:
+        words = words._reinterpret(gl.int32, words_matrix.block_shape, words_matrix.layout)
+        pairs = pairs._reinterpret(gl.int32, pairs_matrix.block_shape, pairs_matrix.layout)
+        at = tile * (_TILE // 16)
+        tma.async_copy_global_to_shared(words_matrix, [at, 0, 0, word], filled, words)
+        tma.async_copy_global_to_shared(pairs_matrix, [group, at, 0, 0], filled, pairs)
 
 
 @gluon.jit
-def _multiply(pairs_ptr, pipe, result, work, shape):
-    """Multiply all spans, apply the epilogue, store the results."""
+def _multiply(pipe, result, parts, work, shape):
+    """Multiply all units of the program, apply the epilogue, store the results."""
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, shape.rows, 16])
-    sums = _sum_spans(pairs_ptr, pipe, work, shape, SUMS)
-    gdc_wait()
-    for own in gl.static_range(shape.tiles):
-        finish(sums[own], gl.program_id(1) * shape.tiles + own, result, work, shape, SUMS)
+    share = own_share(work)
+    for back in range(0, share.tail - share.head + 1):
+        stripe = share.tail - back
+        first, end = units_of(stripe, share, work)
+        # Units of stripes beyond have been multiplied.
+        turn = share.end - end
+        sums = _sum_units(pipe, turn, turn + end - first, shape, SUMS)
+        gdc_wait()
+        if end == (stripe + 1) * work.num_spans:
+            sums = add_parts(sums, stripe, parts, work, shape, SUMS)
+            _finish_stripe(sums, stripe, result, work, shape, SUMS)
+        else:
+            leave_part(sums, stripe, parts, shape, SUMS)
 
 
 @gluon.jit
-def _read_words(pipe, stage, shape, A: gl.constexpr):
-    """Return a span's words of each tile, [128, 32] in the order in which tensor cores take weights."""
-    words = ()
-    for own in gl.static_range(shape.tiles):
-        words = words + (pipe.words.index(stage * shape.tiles + own).load(A),)  # noqa: RUF005
-    return words
+def _finish_stripe(sums, stripe, result, work, shape, SUMS: gl.constexpr):
+    """Turn all sums of a stripe into results."""
+    place = stripe // work.num_groups * _TILE
+    for block in gl.static_range(shape.blocks):
+        row = (stripe % work.num_groups * shape.blocks + block) * shape.rows
+        finish(sums[block], place, row, result, work, shape, SUMS)
 
 
 @gluon.jit
-def _read_pairs(pairs_ptr, span, work, shape, ROWS: gl.constexpr):
-    """Return the words of scales and minimums of a span: [128] of each tile and, within it, group."""
+def _read_pairs(pipe, stage, shape, ROWS: gl.constexpr):
+    """Return a unit's words of scales and minimums: [128] of each group."""
     GROUPS: gl.constexpr = _SPAN // shape.group
-    num_weight_rows = work.num_columns * (1 if shape.activation is None else 2)
-    index = gl.arange(0, _TILE, ROWS)
+    LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    line = pipe.pairs.index(stage)._reinterpret(gl.int32, [GROUPS * _TILE], LINE)
     pairs = ()
-    for own in gl.static_range(shape.tiles):
-        tile = gl.program_id(1) * shape.tiles + own
-        weight_row = weight_rows(tile, index, work.num_columns, shape)
-        for group in gl.static_range(GROUPS):
-            at = (span * GROUPS + group) * num_weight_rows
-            pairs = pairs + (gl.load(pairs_ptr + at + weight_row),)  # noqa: RUF005
+    for group in gl.static_range(GROUPS):
+        pairs = pairs + (line.slice(group * _TILE, _TILE).load(ROWS),)  # noqa: RUF005
     return pairs
 
 
 @gluon.jit
-def _sum_spans(pairs_ptr, pipe, work, shape, SUMS: gl.constexpr):
-    """Return weights x rows over the program's part of K: [128, rows] float32 of each tile."""
-    LAG: gl.constexpr = shape.row_stages // 2
-    GROUPS: gl.constexpr = _SPAN // shape.group
+def _sum_units(pipe, begin, end, shape, SUMS: gl.constexpr):
+    """Return weights x rows over units begin : end of the program: [128, rows] float32 of each block."""
+    PARTS: gl.constexpr = _SPAN // (_ATOM * shape.atoms)
+    LAG: gl.constexpr = shape.row_stages // PARTS
     dtype: gl.constexpr = pipe.rows.dtype
     A: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
-    first = gl.program_id(2) * work.each
-    count = gl.minimum(work.num_spans - first, work.each)
-    pairs = _read_pairs(pairs_ptr, first, work, shape, gl.SliceLayout(1, A))
     sums = ()
-    for _ in gl.static_range(shape.tiles):
+    for _ in gl.static_range(shape.blocks):
         sums = sums + (gl.zeros([_TILE, shape.rows], gl.float32, SUMS),)  # noqa: RUF005
     # Tensor cores still read it while the next one is put together.
     before = gl.zeros([_TILE, _ATOM], dtype, A)
-    for turn in range(0, count):
-        stage = turn % shape.word_stages
-        mbarrier.wait(pipe.words_filled.index(stage), (turn // shape.word_stages) & 1)
-        words = _read_words(pipe, stage, shape, A)
-        now = pairs
-        ahead = first + gl.minimum(turn + 1, count - 1)
-        pairs = _read_pairs(pairs_ptr, ahead, work, shape, gl.SliceLayout(1, A))
-        for half in gl.static_range(2):
-            # Many sums leave few registers: the upper bits are read again.
-            if (half == 1) & (shape.tiles * shape.rows == 256):
-                words = _read_words(pipe, turn % shape.word_stages, shape, A)
-            stage = turn % LAG * 2 + half
-            for atom in gl.static_range(_ATOMS):
-                for own in gl.static_range(shape.tiles):
-                    bits = (words[own] >> (16 * half)).to(gl.int16)
-                    of_tile = now[own * GROUPS : (own + 1) * GROUPS]
-                    weights = unpacked(bits, of_tile, half, atom, shape.group, dtype)
-                    weights = gl.convert_layout(weights, A, assert_trivial=True)
-                    if (atom == 0) & (own == 0):
-                        mbarrier.wait(pipe.rows_filled.index(stage), (turn // LAG) & 1)
-                    x = pipe.rows.index(stage * _ATOMS + atom).permute((1, 0))
-                    sums = _multiplied(weights, x, sums, own, before)
-                    before = weights
-                    if (atom == 0) & (own == 0):
-                        last = gl.maximum(turn * 2 + half - 1, 0) % shape.row_stages
-                        mbarrier.arrive(pipe.free.index(last), count=1, pred=turn * 2 + half > 0)
-    return _finished(sums, before)
+    for turn in range(begin, end):
+        words_stage = turn % shape.word_stages
+        mbarrier.wait(pipe.words_filled.index(words_stage), (turn // shape.word_stages) & 1)
+        words = pipe.words.index(words_stage).load(A)
+        pairs = _read_pairs(pipe, words_stage, shape, gl.SliceLayout(1, A))
+        for atom in gl.static_range(_SPAN // _ATOM):
+            # The upper bits are read again: all would fill too many registers.
+            if atom == 2:
+                words = pipe.words.index(turn % shape.word_stages).load(A)
+            stage = turn % LAG * PARTS + atom // shape.atoms
+            bits = (words >> (16 * (atom // 2))).to(gl.int16)
+            weights = unpacked(bits, pairs, atom // 2, atom % 2, shape.group, dtype)
+            weights = gl.convert_layout(weights, A, assert_trivial=True)
+            if atom % shape.atoms == 0:
+                mbarrier.wait(pipe.rows_filled.index(stage), (turn // LAG) & 1)
+            for block in gl.static_range(shape.blocks):
+                x = pipe.rows.index((stage * shape.atoms + atom % shape.atoms) * shape.blocks + block)
+                sums = _multiplied(weights, x.permute((1, 0)), sums, block)
+            sums, before = _wait(shape.blocks, sums, before)
+            before = weights
+            if atom % shape.atoms == 0:
+                done = turn * PARTS + atom // shape.atoms - 1
+                free = pipe.free.index(gl.maximum(done, 0) % shape.row_stages)
+                mbarrier.arrive(free, count=1, pred=done >= 0)
+    sums, before = _wait(0, sums, before)
+    return sums
 
 
 @gluon.jit
-def _multiplied(weights, x, sums, own: gl.constexpr, before):
-    """Start wgmmas that add weights x rows to a tile's sums, and wait for those before."""
-    if len(sums) == 1:
-        (first,) = sums
-        first = warpgroup_mma(weights, x, first, is_async=True)
-        first, before = warpgroup_mma_wait(1, deps=(first, before))
-        return (first,)
-    else:
-        first, second = sums
-        if own == 0:
-            first = warpgroup_mma(weights, x, first, is_async=True)
-        else:
-            second = warpgroup_mma(weights, x, second, is_async=True)
-        first, second, before = warpgroup_mma_wait(1, deps=(first, second, before))
-        return (first, second)
+def _multiplied(weights, x, sums, at: gl.constexpr):
+    """Start wgmmas that add weights x rows to one of the sums."""
+    added = warpgroup_mma(weights, x, sums[at], is_async=True)
+    return sums[:at] + (added,) + sums[at + 1 :]  # noqa: RUF005
 
 
 @gluon.jit
-def _finished(sums, before):
-    """Wait for the last wgmmas."""
-    if len(sums) == 1:
-        (first,) = sums
-        first, before = warpgroup_mma_wait(0, deps=(first, before))
-        return (first,)
-    else:
-        first, second = sums
-        first, second, before = warpgroup_mma_wait(0, deps=(first, second, before))
-        return (first, second)
+def _wait(pendings: gl.constexpr, sums, before):
+    """Wait for all wgmmas but those of the last `pendings` blocks."""
+    done = warpgroup_mma_wait(pendings, deps=sums + (before,))  # noqa: RUF005
+    return done[: len(sums)], done[len(sums)]

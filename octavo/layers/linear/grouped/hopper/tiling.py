@@ -2,50 +2,62 @@
 
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
 
 from torch import Tensor
 
 from octavo.gpu.device import nvidia_generation
-from octavo.layers.linear.grouped.weight import PLANE, GroupedWeight
+from octavo.layers.linear.grouped.weight import PLANE, TILE, GroupedWeight
 
 # Columns of K that lie side by side in shared memory, 128 bytes of x.
 ATOM = 64
-# Rows of the weight that two warpgroups multiply by one wgmma each.
-TILE = 128
-_SPAN = 256
+# Atoms of a span, columns of a span.
+ATOMS = 4
+SPAN = ATOMS * ATOM
+# Rows of x, and by how many blocks of how many rows a program multiplies them; of more than 192 it has half.
+_FORMS = {64: (64, 1), 96: (32, 3), 128: (128, 1), 192: (64, 3), 256: (128, 1)}
+# Spans of an SM from which on two programs share it.
+_MANY_UNITS = 16
 # Shared memory for rows and words: all of an SM's, but for barriers.
-_SHARED_BYTES = 224 * 1024
-# What the choice of a tiling counts with, in clock cycles of one SM: products of 16-bit numbers, bytes from
-# the L2 cache, and the second launch that adds up parts of K.
-_PRODUCTS_PER_CYCLE = 2048
-_BYTES_PER_CYCLE = 27
-_LAUNCH_CYCLES = 3500
+_SHARED_BYTES = 226 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class HopperMediumTiling:
-    """Tile of one program of hopper_medium_linear.
+    """How hopper_medium_linear is tiled.
 
     Attributes:
-        rows: of x: 32, 64 or 128.
-        tiles: of TILE rows of the weight: 1 or 2.
-        row_stages: buffers for 128 columns of x, an even number.
-        word_stages: buffers for 256 columns of the weight, at least half as many as row_stages, and 2: the
-            last half of a span makes room only when the next span is multiplied.
-        num_splits: parts of K, each multiplied by programs of its own; another launch adds them up.
+        rows: of x that meet a tile of the weight at a time: 32, 64 or 128.
+        blocks: of so many rows of x; all meet the same operand.
+        atoms: of 64 columns of x in a buffer: 4, or 2 where rows are many.
+        row_stages: such buffers, for whole spans.
+        word_stages: buffers for 256 columns of the weight: as many spans as rows have or more, and 2 or more;
+            the last columns of a span make room only when the next span is multiplied.
+        programs: at most so many.
+        kernels: that have room on an SM at the same time, 1 or 2.
     """
 
     rows: int
-    tiles: int
+    blocks: int
+    atoms: int
     row_stages: int
     word_stages: int
-    num_splits: int = 1
+    programs: int
+    kernels: int = 1
 
     @property
-    def shared_bytes(self) -> int:
-        """Bytes of its buffers."""
-        return 2 * TILE * self.rows * self.row_stages + 4 * PLANE * TILE * self.tiles * self.word_stages
+    def max_registers(self) -> int:
+        """Registers of a thread, were all threads to have as many; the TMA warp counts as a warpgroup."""
+        return 168 if self.kernels == 1 else 80
+
+    def shared_bytes(self, group: int) -> int:
+        """Return the bytes of its buffers for a weight in groups of so many columns."""
+        rows = 2 * ATOM * self.atoms * self.rows * self.blocks * self.row_stages
+        return rows + _words_bytes(group) * self.word_stages
+
+
+def _words_bytes(group: int) -> int:
+    """Return the bytes of the words and pairs of a span."""
+    return 4 * TILE * (PLANE + SPAN // group)
 
 
 def unsupported_reason(x: Tensor, weight: GroupedWeight, *, is_gated: bool) -> str | None:
@@ -59,6 +71,8 @@ def unsupported_reason(x: Tensor, weight: GroupedWeight, *, is_gated: bool) -> s
         return f"it needs a weight of 4 bits, got {weight.bits}"
     if is_gated and weight.shape[0] % 16:
         return f"gate and up must have a multiple of 8 rows each, got {weight.shape[0]} together"
+    if weight.shape[0] % 4:
+        return f"it needs a multiple of 4 rows of the weight, got {weight.shape[0]}"
     if x.stride(0) % 8 or x.shape[1] % 8 or x.data_ptr() % 16:
         return (
             "x [M, K] must have K a multiple of 8, an address and rows of a multiple of 16 bytes, got "
@@ -67,49 +81,40 @@ def unsupported_reason(x: Tensor, weight: GroupedWeight, *, is_gated: bool) -> s
     return None
 
 
-def make_tiling(rows: int, tiles: int, num_splits: int = 1) -> HopperMediumTiling:
-    """Return a tiling with as many buffers as fit into shared memory.
-
-    Args:
-        rows: as in HopperMediumTiling.
-        tiles: as in HopperMediumTiling.
-        num_splits: as in HopperMediumTiling.
-    """
-    row_stages = {32: 8, 64: 6, 128: 4}[rows]
-    space = _SHARED_BYTES - 2 * TILE * rows * row_stages
-    return HopperMediumTiling(
-        rows, tiles, row_stages, min(8, space // (4 * PLANE * TILE * tiles)), num_splits
+def make_tiling(
+    rows: int, blocks: int, programs: int, kernels: int = 1, group: int = 128
+) -> HopperMediumTiling:
+    """Return a tiling with as many buffers as fit into shared memory; arguments as in HopperMediumTiling."""
+    space = _SHARED_BYTES // kernels
+    atoms = ATOMS if rows * blocks <= 64 else ATOMS // 2
+    parts = ATOMS // atoms
+    stage, words = 2 * ATOM * atoms * rows * blocks, _words_bytes(group)
+    spans = next(
+        n for n in (4, 3, 2, 1) if n * kernels <= 4 and n * parts * stage + max(2, n) * words <= space
     )
+    word_stages = min(8, (space - spans * parts * stage) // words)
+    return HopperMediumTiling(rows, blocks, atoms, spans * parts, word_stages, programs, kernels)
 
 
 @cache
 def choose_hopper_medium_tiling(
-    num_rows: int, num_weight_rows: int, size: int, num_multiprocessors: int
+    num_rows: int, num_weight_rows: int, size: int, group: int, num_multiprocessors: int
 ) -> HopperMediumTiling:
-    """Return the tiling for M rows and a weight [N, K], gate and up counted.
+    """Return the tiling for M rows and a weight [N, K], gate and up counted: by measurement on H100 and H200.
 
-    Wide tiles read x less often, and parts of K give every SM work: clock cycles are counted. With 128 rows,
-    sums of two tiles leave no registers to unpack ahead: one tile is up to 1.4 times as fast on an H200.
+    Few rows leave room for two programs on an SM. A weight of many spans has both at once; of others, one is
+    left to the next kernel, which fetches its first words early.
 
     Args:
-        num_rows: M.
+        num_rows: M, at most 256.
         num_weight_rows: N.
         size: K.
+        group: columns of a group.
         num_multiprocessors: of the GPU.
     """
-    rows = next((rows for rows in (32, 64) if num_rows <= rows), 128)
-    num_spans = -(-size // _SPAN)
-
-    def cycles(choice: tuple[int, int]) -> float:
-        tiles, splits = choice
-        height = TILE * tiles
-        multiply = height * rows * _SPAN / _PRODUCTS_PER_CYCLE
-        fetch = (2 * rows + height / 2) * _SPAN / _BYTES_PER_CYCLE
-        programs = -(-num_rows // rows) * -(-num_weight_rows // height) * splits
-        waves = -(-programs // num_multiprocessors)
-        add = _LAUNCH_CYCLES + waves * 16 * height * rows / _BYTES_PER_CYCLE
-        return waves * -(-num_spans // splits) * max(multiply, fetch) + (add if splits > 1 else 0)
-
-    heights = (2, 1) if rows < 128 else (1,)
-    tiles, splits = min(product(heights, range(1, min(8, num_spans) + 1)), key=cycles)
-    return make_tiling(rows, tiles, splits)
+    if num_rows <= 32:
+        units = -(-num_weight_rows // TILE) * -(-size // SPAN)
+        per_sm = 2 if units >= _MANY_UNITS * num_multiprocessors else 1
+        return make_tiling(32, 1, per_sm * num_multiprocessors, 2, group)
+    rows, blocks = next(form for most, form in _FORMS.items() if num_rows <= most)
+    return make_tiling(rows, blocks, num_multiprocessors, 1, group)
