@@ -4,8 +4,9 @@
 
 Times hopper_medium_linear by the tiling that Octavo chooses and by others, medium_linear, and bfloat16 by
 cuBLAS with a separate activation or residual sum, at the shapes of a decoder layer. Bound and method: see
-gpu_int4. Says how far results are from medium_linear's, as a share of the largest value. Prints a table,
-then one line of JSON with all tilings.
+gpu_int4. Says how far results are from medium_linear's, as a share of the largest value. Then layers: all four
+products with norms in between, beside bfloat16 as Octavo runs it. Prints a table, then one line of JSON with
+all tilings.
 """
 
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from support.common import make_parser, publish, table
 from torch import Tensor
 from torch.nn.functional import linear
 
+from octavo.layers import RMSNorm
+from octavo.layers.block import make_input, make_output
 from octavo.layers.linear.grouped.hopper.gemm import hopper_medium_linear
 from octavo.layers.linear.grouped.hopper.tiling import (
     HopperMediumTiling,
@@ -30,21 +33,25 @@ from octavo.layers.linear.grouped.hopper.tiling import (
 from octavo.layers.linear.grouped.medium import medium_linear
 from octavo.layers.linear.grouped.tiling import choose_medium_tiling
 from octavo.layers.linear.grouped.weight import MOST_GROUPS, GroupedWeight
+from octavo.layers.linear.plain import Linear
 from octavo.layers.triton.activation import gated_activation
+from octavo.parallel import TensorParallel
 
 ROWS = (17, 32, 64, 96, 128, 192, 256)
-# Rows of a block, blocks, programs, kernels that share an SM.
+# Rows of a block, blocks, programs, and how many have room on an SM.
 VARIANTS = (
-    *((32, 1, programs, 2) for programs in (96, 132, 264)),
+    *((32, 1, programs, 2) for programs in (132, 264)),
+    *((32, 1, programs, 1) for programs in (96, 132)),
     *((32, 3, programs, 1) for programs in (96, 132)),
-    *((64, 1, programs, 1) for programs in (64, 96, 132)),
-    *((64, 3, programs, 1) for programs in (96, 132)),
-    *((128, 1, programs, 1) for programs in (64, 96, 132)),
+    *((64, 1, programs, 1) for programs in (96, 132)),
+    *((64, blocks, 132, 1) for blocks in (2, 3)),
+    *((128, 1, programs, 1) for programs in (96, 132)),
 )
 _ROTATED_BYTES = 300e6
 _MAX_COPIES = 24
 _NUM_REPLAYS = 5
 _NUM_MULTIPROCESSORS = 132
+_NUM_LAYERS = 6
 # Processes that compile kernels side by side.
 _COMPILERS = 14
 
@@ -155,23 +162,48 @@ def compare(models: list[str], all_rows: list[int]) -> list[dict[str, object]]:
         for rows in all_rows:
             case = time_case(shape, rows, weights)
             results.append({"model": model, "shape": shape.name, "rows": rows, **case})
-    sums = [layer(model, rows, results) for model, rows in product(models, all_rows)]
-    return results + sums
+    chains = [layer(model, rows) for model, rows in product(models, all_rows)]
+    return results + chains
 
 
-def layer(model: str, rows: int, results: list[dict[str, object]]) -> dict[str, object]:
-    """Return the sums over a layer's products."""
-    own = [result for result in results if (result["model"], result["rows"]) == (model, rows)]
-    names = ("bound_us", "bf16_us", "some_us", "hopper_us", "best_us")
-    sums = {name: round(sum(float(str(result[name])) for result in own), 2) for name in names}
-    difference = max(float(str(result["difference"])) for result in own)
+def layer(model: str, num_rows: int) -> dict[str, object]:
+    """Time a layer's products with norms in between, several layers in a row, as a model runs them.
+
+    Products that are repeated by themselves overlap better: their sum is less.
+    """
+    shapes = [shape for shape in MODELS[model] if shape.name != "lm_head"]
+    times = {}
+    for name in ("bf16", "int4"):
+        kind = KINDS[name]
+        decoders = [
+            [kind.make(shape.num_weight_rows, shape.size) for shape in shapes] for _ in range(_NUM_LAYERS)
+        ]
+        stream, norm = random_numbers(num_rows, shapes[0].size), RMSNorm(random_numbers(shapes[0].size), 1e-6)
+
+        def run(layers: list[Linear], stream: Tensor = stream, norm: RMSNorm = norm) -> None:
+            x = stream
+            for own, shape in zip(layers, shapes, strict=True):
+                if not shape.adds:
+                    x = make_input(norm, own, shape.activation)(stream, None)
+                    continue
+                # Of queries, keys and values as many as there are queries.
+                delta = make_output(own, None, TensorParallel())(x[:, : shape.size], stream)
+                if delta is not None:
+                    stream.add_(delta)
+
+        times[name] = round(microseconds(run, decoders, _NUM_REPLAYS), 2)
+        del decoders
     return {
         "model": model,
         "shape": "layer",
-        "rows": rows,
-        **sums,
+        "rows": num_rows,
+        "bound_us": round(sum(bound_us(shape, KINDS["int4"], num_rows) for shape in shapes), 2),
+        "bf16_us": times["bf16"],
+        "some_us": "",
+        "hopper_us": times["int4"],
+        "best_us": "",
         "best": "",
-        "difference": difference,
+        "difference": "",
         "all": {},
     }
 

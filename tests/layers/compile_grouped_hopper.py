@@ -17,7 +17,7 @@ from octavo.layers.linear.grouped.hopper.tiling import ATOM, make_tiling
 from octavo.layers.linear.grouped.result import Result
 from octavo.layers.linear.grouped.weight import PLANE, TILE
 
-# Rows of x of a block, blocks, kernels on an SM, columns of a group, dtype, what is fused.
+# Rows of x of a block, blocks, programs on an SM, columns of a group, dtype, what is fused.
 CASES = {
     "32 rows": (32, 1, 2, 128, "bf16", None, True),
     "32 rows, gated, small groups": (32, 1, 2, 32, "bf16", "silu", False),
@@ -27,9 +27,9 @@ CASES = {
 }
 
 
-def compile_case(rows, blocks, kernels, group, kind, activation, adds):
+def compile_case(rows, blocks, per_sm, group, kind, activation, adds):
     """Facts, and how many wgmmas there are and end a chain of those that run on without a wait."""
-    tiling = make_tiling(rows, blocks, 132, kernels, group)
+    tiling = make_tiling(rows, blocks, 132, per_sm, group)
     shape = (group, rows, blocks, tiling.atoms, tiling.row_stages, tiling.word_stages, activation, adds)
     words = [TILE, PLANE] if activation is None else [TILE // 16, 2, 8, PLANE]
     groups = 256 // group

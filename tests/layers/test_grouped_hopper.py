@@ -37,16 +37,17 @@ def test_tilings_fit(num_rows: int, num_weight_rows: int, group: int) -> None:
     assert spans == int(spans)
     assert tiling.row_stages >= 2
     assert tiling.word_stages >= max(2, spans)
-    assert tiling.shared_bytes(group) * tiling.kernels <= SHARED_BYTES - 1024
+    assert tiling.shared_bytes(group) * tiling.per_sm <= SHARED_BYTES - 1024
     # Else the programs of a second kernel find no registers.
-    assert tiling.max_registers * 32 * 12 * tiling.kernels <= 65536
+    assert tiling.max_registers * 32 * 12 * tiling.per_sm <= 65536
 
 
 def test_two_programs_share_an_sm_where_a_weight_has_many_spans() -> None:
-    """Else one is left to the next kernel."""
+    """Elsewhere one fills it: were there room for another, some SMs would have two, others none."""
     for num_weight_rows, per_sm in ((24576, 2), (6144, 1)):
         tiling = choose_hopper_medium_tiling(17, num_weight_rows, 4096, 128, NUM_MULTIPROCESSORS)
-        assert (tiling.programs, tiling.kernels) == (per_sm * NUM_MULTIPROCESSORS, 2)
+        assert (tiling.programs, tiling.per_sm) == (per_sm * NUM_MULTIPROCESSORS, per_sm)
+        assert tiling.shared_bytes(128) * (per_sm + 1) > SHARED_BYTES
 
 
 @pytest.fixture

@@ -58,13 +58,13 @@ def test_what_lies_behind_the_last_row(num_rows: int) -> None:
 @pytest.mark.parametrize("form", [(32, 1, 2), (32, 3, 1), (64, 1, 1), (64, 3, 1), (128, 1, 1)])
 def test_what_is_fused(names: list[str], programs: int, form: tuple[int, int, int]) -> None:
     """By programs that have many tiles, whole ones, parts of two or three, and a single span."""
-    rows, blocks, kernels = form
+    rows, blocks, per_sm = form
     weight = packed(random_blocks(2 * 1000, 1280, group=64), "cuda")
     # Of the largest forms, one group of rows.
     num_rows = min(77, 2 * rows * blocks)
     x = random(num_rows, 1280, device="cuda", dtype=torch.bfloat16)
     options = options_of(names, num_rows, 2000, 1280, "cuda", torch.bfloat16)
-    check(x, weight, make_tiling(rows, blocks, programs, kernels, 64), **options)
+    check(x, weight, make_tiling(rows, blocks, programs, per_sm, 64), **options)
 
 
 @pytest.mark.parametrize("programs", [1, 5, 13, 132, 264, 1000])

@@ -13,9 +13,11 @@ ATOM = 64
 # Atoms of a span, columns of a span.
 ATOMS = 4
 SPAN = ATOMS * ATOM
-# Rows of x, and by how many blocks of how many rows a program multiplies them; of more than 192 it has half.
-_FORMS = {64: (64, 1), 96: (32, 3), 128: (128, 1), 192: (64, 3), 256: (128, 1)}
-# Spans of an SM from which on two programs share it.
+# Rows of x, and by how many blocks of how many rows a program multiplies them, or half of them: for weights
+# of many spans, and for others, where small parts are added up sooner.
+_MANY_FORMS = {32: (32, 1), 64: (64, 1), 96: (32, 3), 128: (128, 1), 192: (64, 3), 256: (128, 1)}
+_FORMS = _MANY_FORMS | {128: (64, 1), 192: (32, 3), 256: (64, 2)}
+# Spans of an SM from which on they are many.
 _MANY_UNITS = 16
 # Shared memory for rows and words: all of an SM's, but for barriers.
 _SHARED_BYTES = 226 * 1024
@@ -33,7 +35,7 @@ class HopperMediumTiling:
         word_stages: buffers for 256 columns of the weight: as many spans as rows have or more, and 2 or more;
             the last columns of a span make room only when the next span is multiplied.
         programs: at most so many.
-        kernels: that have room on an SM at the same time, 1 or 2.
+        per_sm: programs that have room on an SM at the same time, 1 or 2.
     """
 
     rows: int
@@ -42,12 +44,12 @@ class HopperMediumTiling:
     row_stages: int
     word_stages: int
     programs: int
-    kernels: int = 1
+    per_sm: int = 1
 
     @property
     def max_registers(self) -> int:
         """Registers of a thread, were all threads to have as many; the TMA warp counts as a warpgroup."""
-        return 168 if self.kernels == 1 else 80
+        return 168 if self.per_sm == 1 else 80
 
     def shared_bytes(self, group: int) -> int:
         """Return the bytes of its buffers for a weight in groups of so many columns."""
@@ -82,18 +84,18 @@ def unsupported_reason(x: Tensor, weight: GroupedWeight, *, is_gated: bool) -> s
 
 
 def make_tiling(
-    rows: int, blocks: int, programs: int, kernels: int = 1, group: int = 128
+    rows: int, blocks: int, programs: int, per_sm: int = 1, group: int = 128
 ) -> HopperMediumTiling:
     """Return a tiling with as many buffers as fit into shared memory; arguments as in HopperMediumTiling."""
-    space = _SHARED_BYTES // kernels
+    space = _SHARED_BYTES // per_sm
     atoms = ATOMS if rows * blocks <= 64 else ATOMS // 2
     parts = ATOMS // atoms
     stage, words = 2 * ATOM * atoms * rows * blocks, _words_bytes(group)
     spans = next(
-        n for n in (4, 3, 2, 1) if n * kernels <= 4 and n * parts * stage + max(2, n) * words <= space
+        n for n in (4, 3, 2, 1) if n * per_sm <= 4 and n * parts * stage + max(2, n) * words <= space
     )
     word_stages = min(8, (space - spans * parts * stage) // words)
-    return HopperMediumTiling(rows, blocks, atoms, spans * parts, word_stages, programs, kernels)
+    return HopperMediumTiling(rows, blocks, atoms, spans * parts, word_stages, programs, per_sm)
 
 
 @cache
@@ -102,8 +104,9 @@ def choose_hopper_medium_tiling(
 ) -> HopperMediumTiling:
     """Return the tiling for M rows and a weight [N, K], gate and up counted: by measurement on H100 and H200.
 
-    Few rows leave room for two programs on an SM. A weight of many spans has both at once; of others, one is
-    left to the next kernel, which fetches its first words early.
+    Up to 32 rows leave room for a second program on an SM. If one of the next kernel took it, it would fetch
+    its words early; but then some SMs get two of a kernel and others none, and that costs more. So either two
+    programs fill an SM, or one.
 
     Args:
         num_rows: M, at most 256.
@@ -112,9 +115,9 @@ def choose_hopper_medium_tiling(
         group: columns of a group.
         num_multiprocessors: of the GPU.
     """
-    if num_rows <= 32:
-        units = -(-num_weight_rows // TILE) * -(-size // SPAN)
-        per_sm = 2 if units >= _MANY_UNITS * num_multiprocessors else 1
-        return make_tiling(32, 1, per_sm * num_multiprocessors, 2, group)
-    rows, blocks = next(form for most, form in _FORMS.items() if num_rows <= most)
-    return make_tiling(rows, blocks, num_multiprocessors, 1, group)
+    units = -(-num_weight_rows // TILE) * -(-size // SPAN)
+    is_large = units >= _MANY_UNITS * num_multiprocessors
+    forms = _MANY_FORMS if is_large else _FORMS
+    rows, blocks = next(form for most, form in forms.items() if num_rows <= most)
+    per_sm = 2 if rows * blocks == 32 and is_large else 1
+    return make_tiling(rows, blocks, per_sm * num_multiprocessors, per_sm, group)
