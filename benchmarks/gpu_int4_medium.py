@@ -4,9 +4,9 @@
 
 Times hopper_medium_linear by the tiling that Octavo chooses and by others, medium_linear, and bfloat16 by
 cuBLAS with a separate activation or residual sum, at the shapes of a decoder layer. Bound and method: see
-gpu_int4. Says how far results are from medium_linear's, as a share of the largest value. Then layers: all four
-products with norms in between, beside bfloat16 as Octavo runs it. Prints a table, then one line of JSON with
-all tilings.
+gpu_int4. Says how far results are from medium_linear's, as a share of the largest value. Then layers: all
+four products with norms in between, beside bfloat16 as Octavo runs it. Prints a table, then one line of JSON
+with all tilings.
 """
 
 from collections.abc import Callable
