@@ -16,7 +16,6 @@ from octavo.layers.linear.grouped.hopper.kernel import Shape, hopper_medium_kern
 from octavo.layers.linear.grouped.hopper.parts import Parts
 from octavo.layers.linear.grouped.hopper.tiling import (
     ATOM,
-    ATOMS,
     HopperMediumTiling,
     choose_hopper_medium_tiling,
     unsupported_reason,
@@ -66,37 +65,16 @@ def hopper_medium_linear(
         tiling = choose_hopper_medium_tiling(
             num_rows, num_weight_rows, size, weight.group, num_multiprocessors(x.device)
         )
-    spans = tiling.row_stages * tiling.atoms // ATOMS
-    is_whole = spans * ATOMS == tiling.row_stages * tiling.atoms
-    if not is_whole or tiling.row_stages < 2 or tiling.word_stages < max(2, spans):
-        raise InvalidArgumentError(
-            "a tiling needs 2 row_stages or more, for whole spans, and 2 word_stages or more, for as many; "
-            f"got {tiling}"
-        )
-    if num_rows > MOST_GROUPS * tiling.rows * tiling.blocks:
+    num_groups = -(-num_rows // (tiling.rows * tiling.blocks))
+    if num_groups > MOST_GROUPS:
         raise InvalidArgumentError(f"a tiling needs blocks for half of {num_rows} rows, got {tiling}")
-    _multiply(x, weight, bias, out, tiling, activation, adds=residual is not None)
-    return out
-
-
-def _multiply(
-    x: Tensor,
-    weight: GroupedWeight,
-    bias: Tensor | None,
-    out: Tensor,
-    tiling: HopperMediumTiling,
-    activation: str | None,
-    *,
-    adds: bool,
-) -> None:
     num_spans = weight.words.shape[1] // PLANE
-    num_groups = -(-x.shape[0] // (tiling.rows * tiling.blocks))
-    num_units = -(-weight.shape[0] // TILE) * num_groups * num_spans
+    num_units = -(-num_weight_rows // TILE) * num_groups * num_spans
     programs = min(tiling.programs, num_units)
     parts = x.new_empty(programs, tiling.blocks * TILE * tiling.rows, dtype=torch.float32)
     shape = Shape(
         *(weight.group, tiling.rows, tiling.blocks),
-        *(tiling.atoms, tiling.row_stages, tiling.word_stages, activation, adds),
+        *(tiling.atoms, tiling.row_stages, tiling.word_stages, activation, residual is not None),
     )
     launch(
         hopper_medium_kernel,
@@ -106,12 +84,13 @@ def _multiply(
         _pairs(weight, is_gated=activation is not None),
         Result(out, out.stride(0), 0, bias, weight.factor),
         Parts(parts, weight.arrivals),
-        *(x.shape[0], out.shape[1], num_spans, num_units, num_groups),
+        *(num_rows, out.shape[1], num_spans, num_units, num_groups),
         Shape(*map(gl.constexpr, shape)),
         num_warps=NUM_WARPS,
         maxnreg=tiling.max_registers,
         launch_pdl=overlaps(x),
     )
+    return out
 
 
 def _words(words: Tensor, *, is_gated: bool) -> TensorDescriptor:

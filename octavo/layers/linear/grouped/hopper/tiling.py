@@ -5,6 +5,7 @@ from functools import cache
 
 from torch import Tensor
 
+from octavo.errors import InvalidArgumentError
 from octavo.gpu.device import nvidia_generation
 from octavo.layers.linear.grouped.weight import PLANE, TILE, GroupedWeight
 
@@ -13,8 +14,8 @@ ATOM = 64
 # Atoms of a span, columns of a span.
 ATOMS = 4
 SPAN = ATOMS * ATOM
-# Rows of x, and by how many blocks of how many rows a program multiplies them, or half of them: for weights
-# of many spans, and for others, where small parts are added up sooner.
+# For up to so many rows of x: rows of a block, and blocks that a program multiplies by, which hold all rows
+# or half of them. For weights of many spans, and for others, where small parts are added up sooner.
 _MANY_FORMS = {32: (32, 1), 64: (64, 1), 96: (32, 3), 128: (128, 1), 192: (64, 3), 256: (128, 1)}
 _FORMS = _MANY_FORMS | {128: (64, 1), 192: (32, 3), 256: (64, 2)}
 # Spans of an SM from which on they are many.
@@ -36,6 +37,9 @@ class HopperMediumTiling:
             the last columns of a span make room only when the next span is multiplied.
         programs: at most so many.
         per_sm: programs that have room on an SM at the same time, 1 or 2.
+
+    Raises:
+        InvalidArgumentError: buffers are too few, or hold parts of spans.
     """
 
     rows: int
@@ -45,6 +49,14 @@ class HopperMediumTiling:
     word_stages: int
     programs: int
     per_sm: int = 1
+
+    def __post_init__(self) -> None:
+        spans, rest = divmod(self.row_stages * self.atoms, ATOMS)
+        if rest or self.row_stages < 2 or self.word_stages < max(2, spans):
+            raise InvalidArgumentError(
+                "a tiling needs 2 row_stages or more, for whole spans, and 2 word_stages or more, for as "
+                f"many spans; got {self}"
+            )
 
     @property
     def max_registers(self) -> int:
