@@ -1,12 +1,16 @@
 """The product of packed weights for Hopper GPUs, on a CPU: what tensor cores get, and that it compiles."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from compiled_figures import compiled_figures
 from grouped_cases import packed, random_blocks
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from triton_layer_cases import INTERPRETED
 
@@ -90,6 +94,59 @@ def test_arguments_that_do_not_fit(on_hopper: None) -> None:
         hopper_medium_linear(x, weight, torch.zeros(16, dtype=torch.bfloat16))
     with pytest.raises(InvalidArgumentError, match="half of 129 rows"):
         hopper_medium_linear(x.new_zeros(129, 256), weight, tiling=HopperMediumTiling(64, 1, 4, 2, 2, 8))
+
+
+def shares_of(
+    num_spans: int, num_units: int, num_programs: int
+) -> Iterator[tuple[int, list[int], list[tuple[int, int, int]]]]:
+    """Of each program: its number, units in turn, and of its stripes the first unit, end and first program.
+
+    The kernel's own functions, given Python's integers.
+    """
+    from octavo.layers.linear.grouped.hopper import parts
+    from octavo.layers.linear.grouped.hopper.results import Work
+
+    work = Work(0, 0, num_spans, num_units, 1)
+    numbers = SimpleNamespace(maximum=max, minimum=min, where=lambda chosen, yes, no: yes if chosen else no)
+    numbers.num_programs = lambda axis: num_programs
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "gl", numbers)
+        patch.setattr(parts, "units_of", parts.units_of.fn)
+        for program in range(num_programs):
+            numbers.program_id = lambda axis, program=program: program
+            share = parts.own_share.fn(work)
+            turns = [parts.unit_at.fn(turn, share, work) for turn in range(share.end - share.first)]
+            stripes = range(share.tail, share.head - 1, -1)
+            yield (
+                program,
+                turns,
+                [
+                    (*parts.units_of(stripe, share, work), parts.first_program.fn(stripe, work))
+                    for stripe in stripes
+                ],
+            )
+
+
+@settings(max_examples=200)
+@given(num_spans=st.integers(1, 50), num_stripes=st.integers(1, 60), num_programs=st.integers(1, 300))
+def test_programs_share_all_units(num_spans: int, num_stripes: int, num_programs: int) -> None:
+    """All have as many, the TMA warp's order is that of the others, and parts are awaited that are stored."""
+    num_units = num_stripes * num_spans
+    num_programs = min(num_programs, num_units)
+    seen: list[int] = []
+    left, awaited = [0] * num_stripes, [0] * num_stripes
+    for program, turns, stripes in shares_of(num_spans, num_units, num_programs):
+        assert num_units // num_programs <= len(turns) <= -(-num_units // num_programs)
+        assert turns == [unit for first, end, _ in stripes for unit in range(first, end)]
+        seen += turns
+        for first, end, first_program in stripes:
+            stripe = first // num_spans
+            if end == (stripe + 1) * num_spans:
+                awaited[stripe] = program - first_program
+            else:
+                left[stripe] += 1
+    assert sorted(seen) == list(range(num_units))
+    assert left == awaited
 
 
 # Half a span; too few words; words, or rows, of a span that is still being read.

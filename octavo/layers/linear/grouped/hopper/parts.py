@@ -72,6 +72,12 @@ def unit_at(turn, share, work):
 
 
 @gluon.jit
+def first_program(stripe, work):
+    """Return the first of the programs that share a stripe."""
+    return ((stripe * work.num_spans + 1) * gl.num_programs(0) - 1) // work.num_units
+
+
+@gluon.jit
 def leave_part(sums, stripe, parts, shape, LAYOUT: gl.constexpr):
     """Store a program's sums of a stripe, and count them."""
     at = _part_of(gl.program_id(0), parts, shape) + _offsets(shape.rows, LAYOUT)
@@ -87,7 +93,7 @@ def add_parts(sums, stripe, parts, work, shape, LAYOUT: gl.constexpr):
     PIECE: gl.constexpr = _TILE * shape.rows
     WIDE: gl.constexpr = _FETCHED * (2 if shape.rows > 32 and shape.blocks == 1 else 1) // PIECE
     program = gl.program_id(0)
-    first = ((stripe * work.num_spans + 1) * gl.num_programs(0) - 1) // work.num_units
+    first = first_program(stripe, work)
     if first < program:
         counter = parts.arrivals + stripe
         arrived = gl.atomic_add(counter, 0, sem="acquire", scope="gpu")
