@@ -72,9 +72,23 @@ def test_what_the_kernel_can_multiply(on_hopper: None) -> None:
     assert "multiple of 4 rows" in str(unsupported_reason(x, weight_of(37, 256), is_gated=False))
     assert "multiple of 8 rows" in str(unsupported_reason(x, weight_of(40, 256), is_gated=True))
     assert "4 bits" in str(unsupported_reason(x, weight_of(48, 256, bits=8, group=32), is_gated=False))
+    many = torch.zeros(257, 256, dtype=torch.bfloat16)
+    assert "at most 256 rows" in str(unsupported_reason(many, weight_of(48, 256), is_gated=False))
     odd = torch.zeros(40, 260, dtype=torch.bfloat16)[:, :256]
     assert "16 bytes" in str(unsupported_reason(odd, weight_of(48, 256), is_gated=False))
     assert "16 bytes" in str(unsupported_reason(x[:, 4:], weight_of(48, 256), is_gated=False))
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize(("size", "group"), [(256, 256), (256, 32), (320, 64), (1024, 128)])
+def test_tma_can_read_words_and_pairs(size: int, group: int, is_gated: bool) -> None:
+    """Also of a single group: descriptors check strides."""
+    from octavo.layers.linear.grouped.hopper.gemm import _pairs, _words
+
+    weight = weight_of(48, size, group=group)
+    words, pairs = _words(weight.words, is_gated=is_gated), _pairs(weight, is_gated=is_gated)
+    assert words.shape[-1] == weight.words.shape[1]
+    assert pairs.shape[0] == len(weight.pairs)
 
 
 def test_a_cpu_does_not_use_it() -> None:
@@ -156,6 +170,12 @@ def test_buffers_that_do_not_suffice(stages: tuple[int, int, int]) -> None:
         HopperMediumTiling(64, 1, *stages, programs=8)
 
 
+@pytest.mark.parametrize(("atoms", "programs"), [(3, 8), (1, 8), (8, 8), (4, 0)])
+def test_tilings_that_do_not_exist(atoms: int, programs: int) -> None:
+    with pytest.raises(InvalidArgumentError, match="a tiling needs 2 or 4 atoms and programs"):
+        HopperMediumTiling(64, 1, atoms, 4, 4, programs)
+
+
 def halves_of(register: Tensor, dtype: torch.dtype) -> Tensor:
     """Registers [...] as two numbers of 16 bits each [..., 2]."""
     return register.to(torch.int32).unsqueeze(-1).view(dtype)
@@ -225,7 +245,12 @@ def test_every_lane_has_the_weights_that_tensor_cores_take_from_it(dtype: torch.
     weight = weight_of(TILE, 256, group=group)
     row, word = places_of_registers(32).unbind(-1)
     words = weight.words[row, word].long()
-    both = weight.pairs.T.contiguous().view(torch.float16).view(TILE, -1, 2).float()
+    both = (
+        weight.pairs.T.clone(memory_format=torch.contiguous_format)
+        .view(torch.float16)
+        .view(TILE, -1, 2)
+        .float()
+    )
     scales, mins = both.unbind(-1)
     if dtype == torch.bfloat16:
         mins = mins + 8 * scales

@@ -47,7 +47,13 @@ def test_sizes_that_are_no_multiple_of_a_tile(
     check(x, weight, None if programs is None else make_tiling(128, 1, programs, 1, 32))
 
 
-@pytest.mark.parametrize("num_rows", [17, 40, 70])
+def test_a_single_group() -> None:
+    """A scale and a minimum for each row of the weight."""
+    weight = packed(random_blocks(64, 256, group=256), "cuda")
+    check(random(40, 256, device="cuda", dtype=torch.bfloat16), weight)
+
+
+@pytest.mark.parametrize("num_rows", [17, 40, 70, 130])
 def test_what_lies_behind_the_last_row(num_rows: int) -> None:
     x = with_nan_behind(random(num_rows, 640, device="cuda", dtype=torch.bfloat16))
     check(x, packed(random_blocks(1000, 640, group=64), "cuda"))

@@ -87,7 +87,8 @@ class GroupedWeight:
         # Two neighbouring float16 are an int32, the first of them in its low half.
         pairs = both.half().view(torch.int32)[..., 0].repeat_interleave(stored // group, 1)
         num_groups = -(-size // span_of(bits)) * span_of(bits) // group
-        pairs = pad(pairs, (0, num_groups - pairs.shape[1])).T.contiguous()
+        # A single group is contiguous as it is, but not with the strides that TMA needs.
+        pairs = pad(pairs, (0, num_groups - pairs.shape[1])).T.clone(memory_format=torch.contiguous_format)
         words = _words(weight.quants, bits)
         arrivals = words.new_zeros(MOST_GROUPS * -(-words.shape[0] // TILE))
         return cls(bits, size, group, words, pairs, 2.0**-exponent, weight.order, arrivals)
@@ -99,7 +100,7 @@ class GroupedWeight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
+        """Bytes of all tensors but the counters."""
         return self.words.nbytes + self.pairs.nbytes + (0 if self.order is None else self.order.nbytes)
 
     def dequantise(self) -> Tensor:

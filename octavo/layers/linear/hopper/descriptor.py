@@ -14,9 +14,15 @@ def describe_matrix(tensor: Tensor, tile: list[int], *, swizzle_bytes: int = 128
     )
 
 
-def describe_rows(x: Tensor, tile: list[int]) -> TensorDescriptor:
-    """Describe rows of x [M, K], of which kernels do not use more than M: others read as anything."""
-    shape = [readable_rows(x, tile[0]), x.shape[1]]
+def describe_rows(x: Tensor, tile: list[int], num_tiles: int = 1) -> TensorDescriptor:
+    """Describe rows of x [M, K], of which kernels do not use more than M: others read as anything.
+
+    Args:
+        x: M at least 1, last dimension contiguous.
+        tile: rows and columns that TMA copies.
+        num_tiles: above one another, that a kernel copies even if it has rows for only some of them.
+    """
+    shape = [readable_rows(x, tile[0] * num_tiles), x.shape[1]]
     return TensorDescriptor(x, shape, list(x.stride()), tile, _layout(x, tile, 128))
 
 

@@ -42,10 +42,11 @@ def hopper_medium_linear(
 
     In bfloat16 scales and minimums are rounded as well: results have 1.25 times the error of plain torch with
     the same weights in bfloat16. The previous kernel must not write weight or bias: this one may read them
-    while that one runs.
+    while that one runs. Two products with one weight must not run at the same time, on two streams: both
+    would count with its counters.
 
     Args:
-        x: [M, K] float16 or bfloat16, columns in the weight's order; see unsupported_reason.
+        x: [M, K] float16 or bfloat16, M at most 256, columns in the weight's order; see unsupported_reason.
         weight: [N, K] of 4 bits; with an activation [gate | up] along N.
         bias, activation, residual: see skinny.skinny_linear.
         tiling: None: choose_hopper_medium_tiling's.
@@ -79,7 +80,7 @@ def hopper_medium_linear(
     launch(
         hopper_medium_kernel,
         (programs,),
-        describe_rows(x, [tiling.rows, ATOM]),
+        describe_rows(x, [tiling.rows, ATOM], tiling.blocks),
         _words(weight.words, is_gated=activation is not None),
         _pairs(weight, is_gated=activation is not None),
         Result(out, out.stride(0), 0, bias, weight.factor),

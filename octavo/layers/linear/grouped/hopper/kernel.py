@@ -98,7 +98,7 @@ def hopper_medium_kernel(
     x_matrix, words_matrix, pairs_matrix, result, parts,
     num_rows, num_columns, num_spans, num_units, num_groups, shape,
 ):  # fmt: skip
-    """Grid: programs, at most one for each SM and unit."""
+    """Grid: programs, at most one for each unit; see HopperMediumTiling."""
     gdc_launch_dependents()
     work = Work(num_rows, num_columns, num_spans, num_units, num_groups)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()

@@ -7,9 +7,9 @@ stripe. Programs share all units equally, each a run of neighbours:
     programs            0 0 0 0 1 1   1 1 2 2 2 2   3 3 3 3 4 4 ...
 
 Of a stripe that several programs share, the last program adds up all parts, in their order; the others store
-theirs and count them. A program begins with its last stripe, and thus with a part that another one waits for;
-what it waits for itself, it needs at the very end. Programs wait only for those before them, which started
-earlier: so none waits for one that finds no room.
+theirs and count them. A program begins with its last stripe, and thus with a part that another one waits
+for; what it waits for itself, it needs at the very end. Programs wait only for those with lower numbers, and
+GPUs start programs in the order of their numbers: so none waits for one that finds no room.
 """
 
 from typing import Any, NamedTuple

@@ -16,8 +16,9 @@ ATOMS = 4
 SPAN = ATOMS * ATOM
 # For up to so many rows of x: rows of a block, and blocks that a program multiplies by, which hold all rows
 # or half of them. For weights of many spans, and for others, where small parts are added up sooner.
-_MANY_FORMS = {32: (32, 1), 64: (64, 1), 96: (32, 3), 128: (128, 1), 192: (64, 3), 256: (128, 1)}
-_FORMS = _MANY_FORMS | {128: (64, 1), 192: (32, 3), 256: (64, 2)}
+MOST_ROWS = 256
+_MANY_FORMS = {32: (32, 1), 64: (64, 1), 96: (32, 3), 128: (128, 1), 192: (64, 3), MOST_ROWS: (128, 1)}
+_FORMS = _MANY_FORMS | {128: (64, 1), 192: (32, 3), MOST_ROWS: (64, 2)}
 # Spans of an SM from which on they are many.
 _MANY_UNITS = 16
 # Shared memory for rows and words: all of an SM's, but for barriers.
@@ -39,7 +40,7 @@ class HopperMediumTiling:
         per_sm: programs that have room on an SM at the same time, 1 or 2.
 
     Raises:
-        InvalidArgumentError: buffers are too few, or hold parts of spans.
+        InvalidArgumentError: buffers are too few, or hold parts of spans; there are no programs.
     """
 
     rows: int
@@ -52,6 +53,8 @@ class HopperMediumTiling:
 
     def __post_init__(self) -> None:
         spans, rest = divmod(self.row_stages * self.atoms, ATOMS)
+        if self.atoms not in (ATOMS // 2, ATOMS) or self.programs < 1:
+            raise InvalidArgumentError(f"a tiling needs 2 or 4 atoms and programs, got {self}")
         if rest or self.row_stages < 2 or self.word_stages < max(2, spans):
             raise InvalidArgumentError(
                 "a tiling needs 2 row_stages or more, for whole spans, and 2 word_stages or more, for as "
@@ -81,6 +84,8 @@ def unsupported_reason(x: Tensor, weight: GroupedWeight, *, is_gated: bool) -> s
     """
     if nvidia_generation(weight.words.device) != 9:
         return f"it needs a Hopper GPU (compute capability 9.0), got a weight on {weight.words.device}"
+    if x.shape[0] > MOST_ROWS:
+        return f"it needs at most {MOST_ROWS} rows, got {x.shape[0]}"
     if weight.bits != 4:
         return f"it needs a weight of 4 bits, got {weight.bits}"
     if is_gated and weight.shape[0] % 16:
@@ -98,7 +103,12 @@ def unsupported_reason(x: Tensor, weight: GroupedWeight, *, is_gated: bool) -> s
 def make_tiling(
     rows: int, blocks: int, programs: int, per_sm: int = 1, group: int = 128
 ) -> HopperMediumTiling:
-    """Return a tiling with as many buffers as fit into shared memory; arguments as in HopperMediumTiling."""
+    """Return a tiling with as many buffers as fit into shared memory.
+
+    Args:
+        rows, blocks, programs, per_sm: as in HopperMediumTiling.
+        group: columns of a group of the weight.
+    """
     space = _SHARED_BYTES // per_sm
     atoms = ATOMS if rows * blocks <= 64 else ATOMS // 2
     parts = ATOMS // atoms
@@ -121,7 +131,7 @@ def choose_hopper_medium_tiling(
     programs fill an SM, or one.
 
     Args:
-        num_rows: M, at most 256.
+        num_rows: M, at most MOST_ROWS.
         num_weight_rows: N.
         size: K.
         group: columns of a group.
