@@ -24,6 +24,12 @@ if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
     interpreted_triton.patch()
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs compiled kernels where Triton's interpreter is on, as it is once a file needs it."""
+    if item.get_closest_marker("compiled") and os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("Triton's interpreter is on: tests/layers/test_compiled.py runs it")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """Keep the modules that tests import out of garbage collections: they stay, and there are many."""

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 from compiled_figures import compiled_figures
-from triton_layer_cases import INTERPRETED
 
 from octavo.errors import InvalidArgumentError
 from octavo.layers.moe.choice import choose_product
@@ -18,7 +17,7 @@ from octavo.layers.moe.mxfp4_many.tiling import (
 )
 from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight, num_spans
 
-pytestmark = pytest.mark.skipif(INTERPRETED, reason="it runs no kernel")
+pytestmark = pytest.mark.compiled
 # Of an SM, less what the system takes of it for each program.
 SHARED_BYTES, SYSTEM_BYTES = 228 * 1024, 1024
 ROWS = torch.zeros(200, 256, dtype=torch.bfloat16)

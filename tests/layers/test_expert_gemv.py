@@ -6,7 +6,6 @@ import pytest
 import torch
 from compiled_figures import compiled_figures
 from torch import Tensor
-from triton_layer_cases import INTERPRETED
 
 from octavo.errors import InvalidArgumentError
 from octavo.layers.moe.choice import choose_product
@@ -22,7 +21,7 @@ from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight, num_spans, pack_wo
 from octavo.layers.moe.router import Choice
 from octavo.layers.moe.stacked import StackedExperts
 
-pytestmark = pytest.mark.skipif(INTERPRETED, reason="it runs no kernel")
+pytestmark = pytest.mark.compiled
 # Of an SM, less what the system takes of it for each program.
 SHARED_BYTES, SYSTEM_BYTES = 228 * 1024, 1024
 ROW = torch.zeros(1, 256, dtype=torch.bfloat16)

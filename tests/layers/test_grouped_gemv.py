@@ -7,7 +7,6 @@ import torch
 from compiled_figures import compiled_figures
 from grouped_cases import packed, random_blocks
 from torch import Tensor
-from triton_layer_cases import INTERPRETED
 
 from octavo.errors import InvalidArgumentError
 from octavo.layers.linear.choice import is_gemv, make_quantised_linear
@@ -17,7 +16,7 @@ from octavo.layers.linear.grouped.gemv.tiling import GROUP, SPAN, WARPS, choose_
 from octavo.layers.linear.grouped.linear import GroupedLinear
 from octavo.layers.linear.grouped.weight import GroupedWeight
 
-pytestmark = pytest.mark.skipif(INTERPRETED, reason="it runs no kernel")
+pytestmark = pytest.mark.compiled
 # Of two programs, but for the system's.
 SHARED_BYTES = 226 * 1024
 REGISTERS = 65536

@@ -12,7 +12,6 @@ from grouped_cases import packed, random_blocks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from triton_layer_cases import INTERPRETED
 
 from octavo.errors import InvalidArgumentError
 from octavo.layers.linear.grouped.hopper import tiling as hopper_tiling
@@ -25,7 +24,7 @@ from octavo.layers.linear.grouped.hopper.tiling import (
 )
 from octavo.layers.linear.grouped.weight import MOST_GROUPS, TILE, GroupedWeight
 
-pytestmark = pytest.mark.skipif(INTERPRETED, reason="it runs no kernel")
+pytestmark = pytest.mark.compiled
 # Of a program, but for the system's.
 SHARED_BYTES = 227 * 1024
 NUM_MULTIPROCESSORS = 132

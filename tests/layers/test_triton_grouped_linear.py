@@ -6,7 +6,6 @@ import pytest
 import torch
 from grouped_cases import both_ways, options_of, packed, random_blocks
 from triton_layer_cases import (
-    INTERPRETED,
     PLACES,
     assert_as_good_as_torch,
     ignores_overflow,
@@ -32,7 +31,7 @@ places = pytest.mark.parametrize(
 TILING = MediumTiling(16, 16, 1, 2)
 
 
-@pytest.mark.skipif(INTERPRETED, reason="it runs no kernel")
+@pytest.mark.compiled
 @pytest.mark.parametrize(("bits", "group"), [*FORMS, (4, 384)])
 @pytest.mark.parametrize("size", [384, 768])
 @pytest.mark.parametrize("mins", [False, True])
@@ -43,7 +42,7 @@ def test_packing_changes_no_weight(bits: int, group: int, size: int, mins: bool)
     torch.testing.assert_close(got.dequantise(), weight.dequantise(), rtol=0, atol=0)
 
 
-@pytest.mark.skipif(INTERPRETED, reason="it runs no kernel")
+@pytest.mark.compiled
 @pytest.mark.parametrize("scale", [1e-12, 1e12])
 def test_scales_beyond_float16_keep_their_digits(scale: float) -> None:
     weight = random_blocks(8, 256)
@@ -56,13 +55,13 @@ def test_scales_beyond_float16_keep_their_digits(scale: float) -> None:
     )
 
 
-@pytest.mark.skipif(INTERPRETED, reason="it runs no kernel")
+@pytest.mark.compiled
 def test_groups_that_cannot_be_packed() -> None:
     assert [group_of(4, group) for group in (32, 96, 128, 4096, 16, 48)] == [32, 32, 128, 256, None, None]
     assert [group_of(8, group) for group in (16, 48, 128, 4096, 8)] == [16, 16, 128, 128, None]
 
 
-@pytest.mark.skipif(INTERPRETED, reason="it runs no kernel")
+@pytest.mark.compiled
 def test_numbers_of_rows_choose_the_product() -> None:
     assert [choose_grouped_gemm(rows) for rows in (1, 16)] == ["few", "few"]
     assert choose_grouped_gemm(17) == "medium"
@@ -125,7 +124,7 @@ def test_what_does_not_fit_is_refused(device: str, dtype: torch.dtype) -> None:
         medium_linear(x, weight, x[0])
 
 
-@pytest.mark.skipif(INTERPRETED, reason="it compiles")
+@pytest.mark.compiled
 @pytest.mark.parametrize(
     ("bits", "rows", "in_registers"), [(4, 1, False), (4, 1, True), (4, 8, True), (8, 16, True)]
 )
@@ -139,7 +138,7 @@ def test_the_kernel_of_few_rows_compiles_without_a_gpu(bits: int, rows: int, in_
     assert ".local" not in assembly
 
 
-@pytest.mark.skipif(INTERPRETED, reason="it compiles")
+@pytest.mark.compiled
 def test_parts_of_unequal_length_end_where_the_weight_does() -> None:
     """Trap: 12 spans in parts of 8: the second part has 4 more, which are beyond the weight."""
 
@@ -177,7 +176,7 @@ def compiled_few(*shape: object) -> Mapping[str, str]:
     return compile_kernel(source, target=GPUTarget("cuda", 90, 32), options=options).asm
 
 
-@pytest.mark.skipif(INTERPRETED, reason="it runs no kernel")
+@pytest.mark.compiled
 @pytest.mark.parametrize("size", [64, 576, 4096, 12288])
 @pytest.mark.parametrize("group", [16, 32, 128, 256])
 def test_tilings_of_few_rows(size: int, group: int) -> None:

@@ -5,7 +5,6 @@ import torch
 from packed_expert_cases import listed, packed_experts
 from test_triton_moe import make_choice
 from triton_layer_cases import (
-    INTERPRETED,
     PLACES,
     assert_as_good_as_torch,
     ignores_overflow,
@@ -87,7 +86,7 @@ def test_weights_of_experts_that_nobody_chose_are_never_read(device: str, dtype:
     assert_as_good_as_torch(StackedExperts(gate_up, down, "silu")(x, choice), plain, exact)
 
 
-@pytest.mark.skipif(INTERPRETED, reason="it runs no kernel")
+@pytest.mark.compiled
 def test_tiles_grow_with_the_rows_of_an_expert() -> None:
     weight = packed_experts(1, 64, 64, "cpu", bits=4, group=32, parts=1, ordered=False)
     tilings = [

@@ -206,10 +206,10 @@ def _multiply(pipe, result, parts, work, shape):
 @gluon.jit
 def _finish_stripe(sums, stripe, result, work, shape, SUMS: gl.constexpr):
     """Turn all sums of a stripe into results."""
-    place = stripe // work.num_groups * _TILE
+    tile = stripe // work.num_groups
     for block in gl.static_range(shape.blocks):
         row = (stripe % work.num_groups * shape.blocks + block) * shape.rows
-        finish(sums[block], place, row, result, work, shape, SUMS)
+        finish(sums[block], tile, row, result, work, shape, SUMS)
 
 
 @gluon.jit

@@ -34,31 +34,32 @@ class Work(NamedTuple):
 
 
 @gluon.jit
-def weight_rows(place, num_columns, shape):
-    """Return the weight's rows of places: with an activation 8 of gate, then 8 of up, by turns."""
+def weight_rows(tile, index, num_columns, shape):
+    """Return the weight's rows of a tile: with an activation 8 of gate, then 8 of up, by turns."""
     if shape.activation is None:
-        return gl.minimum(place, num_columns - 1)
+        return gl.minimum(tile * _TILE + index, num_columns - 1)
     else:
-        column = place // 16 * 8 + place % 8
-        return gl.minimum(column, num_columns - 1) + place // 8 % 2 * num_columns
+        column = tile * (_TILE // 2) + index // 16 * 8 + index % 8
+        return gl.minimum(column, num_columns - 1) + index // 8 % 2 * num_columns
 
 
 @gluon.jit
-def finish(sums, place, row, result, work, shape, SUMS: gl.constexpr):
-    """Apply the epilogue to the sums of a tile, whose first row is `place`, and store the results."""
+def finish(sums, tile, row, result, work, shape, SUMS: gl.constexpr):
+    """Apply the epilogue to a tile's sums for the rows of x from `row` on, and store the results."""
     sums *= result.factor
     if result.bias is not None:
-        index = place + gl.arange(0, _TILE, gl.SliceLayout(1, SUMS))
-        sums += gl.load(result.bias + weight_rows(index, work.num_columns, shape)).to(gl.float32)[:, None]
+        index = gl.arange(0, _TILE, gl.SliceLayout(1, SUMS))
+        weight_row = weight_rows(tile, index, work.num_columns, shape)
+        sums += gl.load(result.bias + weight_row).to(gl.float32)[:, None]
     if shape.activation is None:
-        _store(sums, place, row, result, work, shape, SUMS)
+        _store(sums, tile * _TILE, row, result, work, shape, SUMS)
     else:
         # Gate and up of a column are the same thread's.
         HALF: gl.constexpr = half_layout(shape.rows)
         gate, up = sums.reshape([_TILE // 16, 2, 8, shape.rows]).permute([0, 2, 3, 1]).split()
         out = (activate(gate, shape.activation) * up).reshape([_TILE // 2, shape.rows])
         out = gl.convert_layout(out, HALF, assert_trivial=True)
-        _store(out, place // 2, row, result, work, shape, HALF)
+        _store(out, tile * (_TILE // 2), row, result, work, shape, HALF)
 
 
 @gluon.constexpr_function
