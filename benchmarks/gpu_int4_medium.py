@@ -149,7 +149,7 @@ def time_case(shape: Shape, num_rows: int, weights: list[GroupedWeight]) -> dict
 
 
 def compare(models: list[str], all_rows: list[int]) -> list[dict[str, object]]:
-    """Compile everything in parallel, then time it alone on the GPU; sums over a layer come last."""
+    """Compile everything in parallel, then time it alone on the GPU; whole layers come last."""
     shapes = [(m, shape) for m in models for shape in MODELS[m] if shape.name != "lm_head"]
     with ProcessPoolExecutor(_COMPILERS, mp_context=get_context("spawn")) as pool:
         jobs = [pool.submit(compile_all, shape, rows) for (_, shape), rows in product(shapes, all_rows)]
@@ -192,7 +192,6 @@ def layer(model: str, num_rows: int) -> dict[str, object]:
                     stream.add_(delta)
 
         times[name] = round(microseconds(run, decoders, _NUM_REPLAYS), 2)
-        del decoders
     return {
         "model": model,
         "shape": "layer",

@@ -16,13 +16,14 @@ from octavo.layers.linear.grouped.hopper.kernel import Shape, hopper_medium_kern
 from octavo.layers.linear.grouped.hopper.parts import Parts
 from octavo.layers.linear.grouped.hopper.tiling import (
     ATOM,
+    SPAN,
     HopperMediumTiling,
     choose_hopper_medium_tiling,
     unsupported_reason,
 )
 from octavo.layers.linear.grouped.operands import check_product
 from octavo.layers.linear.grouped.result import Result
-from octavo.layers.linear.grouped.weight import MOST_GROUPS, PLANE, TILE, GroupedWeight, span_of
+from octavo.layers.linear.grouped.weight import MOST_GROUPS, PLANE, TILE, GroupedWeight
 from octavo.layers.linear.hopper.descriptor import describe_matrix, describe_rows
 
 # Two warpgroups multiply. The TMA warp counts as a third one.
@@ -104,7 +105,7 @@ def _words(words: Tensor, *, is_gated: bool) -> TensorDescriptor:
 
 def _pairs(weight: GroupedWeight, *, is_gated: bool) -> TensorDescriptor:
     """Describe scales and minimums in the same order."""
-    groups = span_of(weight.bits) // weight.group
+    groups = SPAN // weight.group
     if not is_gated:
         return describe_matrix(weight.pairs, [groups, TILE], swizzle_bytes=0)
     num_groups, num_rows = weight.pairs.shape

@@ -47,15 +47,15 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.layers.linear.grouped.hopper.parts import add_parts, leave_part, own_share, unit_at, units_of
 from octavo.layers.linear.grouped.hopper.results import Work, finish
-from octavo.layers.linear.grouped.hopper.tiling import ATOM
+from octavo.layers.linear.grouped.hopper.tiling import ATOM, SPAN
 from octavo.layers.linear.grouped.hopper.unpack import unpacked
-from octavo.layers.linear.grouped.weight import TILE
+from octavo.layers.linear.grouped.weight import PLANE, TILE
 
 _ATOM = gl.constexpr(ATOM)
 _TILE = gl.constexpr(TILE)
-# Columns of a span, words of a span.
-_SPAN = gl.constexpr(256)
-_WORDS = gl.constexpr(32)
+_SPAN = gl.constexpr(SPAN)
+# Words of a span.
+_WORDS = gl.constexpr(PLANE)
 
 
 class Shape(NamedTuple):
@@ -244,7 +244,7 @@ def _sum_units(pipe, begin, end, shape, SUMS: gl.constexpr):
         for atom in gl.static_range(_SPAN // _ATOM):
             # The upper bits are read again: all would fill too many registers.
             if atom == 2:
-                words = pipe.words.index(turn % shape.word_stages).load(A)
+                words = pipe.words.index(words_stage).load(A)
             stage = turn % LAG * PARTS + atom // shape.atoms
             bits = (words >> (16 * (atom // 2))).to(gl.int16)
             weights = unpacked(bits, pairs, atom // 2, atom % 2, shape.group, dtype)

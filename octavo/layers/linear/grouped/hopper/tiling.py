@@ -14,9 +14,9 @@ ATOM = 64
 # Atoms of a span, columns of a span.
 ATOMS = 4
 SPAN = ATOMS * ATOM
+MOST_ROWS = 256
 # For up to so many rows of x: rows of a block, and blocks that a program multiplies by, which hold all rows
 # or half of them. For weights of many spans, and for others, where small parts are added up sooner.
-MOST_ROWS = 256
 _MANY_FORMS = {32: (32, 1), 64: (64, 1), 96: (32, 3), 128: (128, 1), 192: (64, 3), MOST_ROWS: (128, 1)}
 _FORMS = _MANY_FORMS | {128: (64, 1), 192: (32, 3), MOST_ROWS: (64, 2)}
 # Spans of an SM from which on they are many.
@@ -66,16 +66,6 @@ class HopperMediumTiling:
         """Registers of a thread, were all threads to have as many; the TMA warp counts as a warpgroup."""
         return 168 if self.per_sm == 1 else 80
 
-    def shared_bytes(self, group: int) -> int:
-        """Return the bytes of its buffers for a weight in groups of so many columns."""
-        rows = 2 * ATOM * self.atoms * self.rows * self.blocks * self.row_stages
-        return rows + _words_bytes(group) * self.word_stages
-
-
-def _words_bytes(group: int) -> int:
-    """Return the bytes of the words and pairs of a span."""
-    return 4 * TILE * (PLANE + SPAN // group)
-
 
 def unsupported_reason(x: Tensor, weight: GroupedWeight, *, is_gated: bool) -> str | None:
     """Return why Hopper's kernel cannot multiply x [M, K] and a packed weight, or None if it can.
@@ -112,7 +102,8 @@ def make_tiling(
     space = _SHARED_BYTES // per_sm
     atoms = ATOMS if rows * blocks <= 64 else ATOMS // 2
     parts = ATOMS // atoms
-    stage, words = 2 * ATOM * atoms * rows * blocks, _words_bytes(group)
+    stage = 2 * ATOM * atoms * rows * blocks
+    words = 4 * TILE * (PLANE + SPAN // group)
     spans = next(
         n for n in (4, 3, 2, 1) if n * per_sm <= 4 and n * parts * stage + max(2, n) * words <= space
     )
