@@ -39,6 +39,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from octavo.layers.linear.hopper.ring import steps_under_way
 from octavo.layers.linear.hopper.tiling import GROUP_ROWS
 from octavo.layers.triton.activation import activate
 
@@ -146,8 +147,11 @@ def linear_kernel(x_matrix, weight_matrix, result, scales, num_rows, num_tiles, 
 
 @gluon.jit
 def _fetch(x_matrix, weight_matrix, pipe, num_tiles, shape):
-    """Fetch as many weights as fit, then, once the kernel before has ended, rows and further weights."""
+    """Fetch as many weights as fit, some at a time; then, once the kernel before has ended, rows and more."""
+    AHEAD: gl.constexpr = steps_under_way(weight_matrix.block_type.nbytes * shape.atoms)
     for tile in range(0, gl.minimum(num_tiles, shape.weight_stages)):
+        if tile >= AHEAD:
+            mbarrier.wait(pipe.weights_filled.index(tile - AHEAD), 0)
         _fetch_weights(weight_matrix, pipe, tile, shape)
     gdc_wait()
     row = gl.program_id(1) * shape.rows

@@ -9,6 +9,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
+# Bytes that a program copies at a time, about twice what keeps an H100's memory busy: one that has an SM for
+# itself, and a GEMV, which shares an SM with the next kernel's. More would only wait in front of memory, and
+# what a kernel needs at once, rows, results and counters, would wait behind them.
+UNDER_WAY = gl.constexpr(64 * 1024)
+_UNDER_WAY_BESIDE = gl.constexpr(48 * 1024)
+
 
 class Ring(NamedTuple):
     """Barriers in shared memory, [stages, 1] each: a stage holds its step; all users have read it."""
@@ -39,6 +45,22 @@ def claim_stage(ring, step, num_bytes: gl.constexpr, STAGES: gl.constexpr):
     filled = ring.filled.index(stage)
     mbarrier.expect(filled, num_bytes)
     return stage, filled
+
+
+@gluon.jit
+def keep_pace(ring, step, num_bytes: gl.constexpr, STAGES: gl.constexpr):
+    """Before claim_stage in a GEMV: wait until a step more is not too much under way."""
+    AHEAD: gl.constexpr = steps_under_way(num_bytes, _UNDER_WAY_BESIDE)
+    if AHEAD < STAGES:
+        earlier = step - AHEAD
+        if earlier >= 0:
+            wait_for_stage(ring, earlier, STAGES)
+
+
+@gluon.constexpr_function
+def steps_under_way(num_bytes, most=UNDER_WAY):
+    """Return how many steps of so many bytes are copied at a time, at least two."""
+    return max(2, most // num_bytes)
 
 
 @gluon.jit

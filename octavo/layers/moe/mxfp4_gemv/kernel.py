@@ -29,6 +29,7 @@ from octavo.layers.linear.gemv.kernel import ceil_div
 from octavo.layers.linear.hopper.ring import (
     claim_stage,
     free_stage,
+    keep_pace,
     make_ring,
     wait_for_stage,
     wait_until_free,
@@ -164,6 +165,7 @@ def _fetch_gate_up(words, exponents, pipe, operands, num_columns, shape):
         number, begin = place_tile(tile, num_columns, _ROWS)
         expert = gl.load(operands.experts + number)
         for turn in range(STEPS):
+            keep_pace(pipe.ring, step, BYTES, shape.stages)
             stage, filled = claim_stage(pipe.ring, step, BYTES, shape.stages)
             at = [0, expert, turn * _WARPS, begin, 0]
             tma.async_copy_global_to_shared(words, at, filled, pipe.words.index(stage))
@@ -183,6 +185,7 @@ def _fetch_down(index: gl.constexpr, words, exponents, pipe, operands, num_colum
         for group in range(shape.parts // shape.units):
             expert = gl.load(operands.experts + 2 * shape.units * group + index)
             for turn in range(STEPS):
+                keep_pace(pipe.ring, step, BYTES, shape.stages)
                 stage = wait_until_free(pipe.ring, step, shape.stages)
                 filled = pipe.ring.filled.index(stage)
                 if index == 0:

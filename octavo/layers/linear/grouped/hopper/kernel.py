@@ -50,6 +50,7 @@ from octavo.layers.linear.grouped.hopper.results import Work, finish
 from octavo.layers.linear.grouped.hopper.tiling import ATOM, SPAN
 from octavo.layers.linear.grouped.hopper.unpack import unpacked
 from octavo.layers.linear.grouped.weight import PLANE, TILE
+from octavo.layers.linear.hopper.ring import steps_under_way
 
 _ATOM = gl.constexpr(ATOM)
 _TILE = gl.constexpr(TILE)
@@ -140,7 +141,14 @@ def _fetch(x_matrix, words_matrix, pairs_matrix, pipe, work, shape):
     LAG: gl.constexpr = shape.row_stages // PARTS
     share = own_share(work)
     count = share.end - share.first
+    # Few rows' words some at a time; more rows multiply for longer than words are under way.
+    STEP_BYTES: gl.constexpr = words_matrix.block_type.nbytes + pairs_matrix.block_type.nbytes
+    AHEAD: gl.constexpr = (
+        steps_under_way(STEP_BYTES) if shape.rows * shape.blocks <= 32 else shape.word_stages
+    )
     for turn in range(0, gl.minimum(count, shape.word_stages)):
+        if turn >= AHEAD:
+            mbarrier.wait(pipe.words_filled.index(turn - AHEAD), 0)
         _fetch_words(words_matrix, pairs_matrix, pipe, turn, share, work, shape)
     gdc_wait()
     for turn in range(0, count):
