@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
 
 import pytest
 from ranks_helpers import OPTIONS, command_of, eventually, other_ranks
@@ -16,8 +18,9 @@ from ranks_helpers import OPTIONS, command_of, eventually, other_ranks
 from octavo import LLM, EngineConfig, SamplingParams
 from octavo.engine.engine import Engine
 from octavo.engine.ranks.follower import _Steps
+from octavo.engine.ranks.followers import Followers
 from octavo.engine.ranks.records import Step
-from octavo.errors import ConfigError, EngineDeadError, EngineError
+from octavo.errors import ConfigError, EngineDeadError, EngineError, OctavoError
 
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
 SHORT = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
@@ -78,6 +81,25 @@ def test_a_rank_killed_while_it_loads(tiny_folder: Path) -> None:
     with pytest.raises(EngineDeadError, match="rank 1 of 2 was killed by SIGKILL"):
         LLM(str(tiny_folder), **OPTIONS, tensor_parallel_size=2)
     killer.join()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "message"),
+    [(1.0, "rank 1 of 2 was killed by SIGKILL"), (60.0, "rank 1 of 2 is gone, but its process did not end")],
+)
+def test_a_rank_that_takes_long_to_end(seconds: float, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one with a GPU does: its wires are closed long before it can be said how it ended."""
+    start_process = subprocess.Popen
+    slow = f"import os, time; os.closerange(3, 1000); time.sleep({seconds}); os.kill(os.getpid(), 9)"
+
+    def start_slow(command: list[str], **options: Any) -> "subprocess.Popen[bytes]":
+        return start_process([sys.executable, "-c", slow, *command[4:]], **options)
+
+    monkeypatch.setattr(subprocess, "Popen", start_slow)
+    monkeypatch.setattr("octavo.engine.ranks.followers._KILL_S", 2.5)
+    errors: SimpleQueue[OctavoError] = SimpleQueue()
+    Followers({}, 2, 1, errors.put)
+    assert str(errors.get(timeout=20)).startswith(message)
 
 
 @pytest.mark.slow

@@ -36,6 +36,7 @@ _MAX_SILENT_LOADING, _MAX_SILENT = 300, 30
 # When one rank ends, others fail because of it, and their reports may arrive first. So reports are
 # read for this long before one rank is blamed.
 _HEAR_S = 0.2
+# A killed process closes its wires at once, but ends only when its GPU has let go of it.
 _KILL_S = 5.0
 
 
@@ -212,7 +213,7 @@ class Followers:
         for follower in self._all:
             if follower.has_ended:
                 with suppress(subprocess.TimeoutExpired):
-                    follower.process.wait(_HEAR_S)
+                    follower.process.wait(_KILL_S)
         # Blame killed ranks first, then ranks with an error of their own, last those that lost a peer.
         return self._error_of(min(filter(self._is_gone, self._all), key=_blame))
 
@@ -224,7 +225,9 @@ class Followers:
         code = follower.process.poll()
         if code is None and not follower.has_ended:
             return EngineDeadError(f"{where} has not answered for {follower.num_silent * _PING_S:.0f} s")
-        if code is not None and code < 0:
+        if code is None:
+            return EngineDeadError(f"{where} is gone, but its process did not end within {_KILL_S:.0f} s")
+        if code < 0:
             return EngineDeadError(f"{where} was killed by {_signal_name(-code)}")
         return EngineDeadError(f"{where} ended with exit code {code}")
 
