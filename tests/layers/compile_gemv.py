@@ -40,7 +40,11 @@ def compile_case(size, kind, norm, activation, adds, height, width):
     options = {"num_warps": WARPS, "maxnreg": tiling.registers, "launch_pdl": True}
     compiled = compiled_kernel(gemv_kernel, arguments, **options)
     spills = count_spills(inspect_cubin(compiled, "nvdisasm", "-c"))
-    return figures_of(compiled) | {"spills": spills, "stages": tiling.stages, "blocks": tiling.blocks}
+    return figures_of(compiled) | {
+        **{"spills": spills, "stages": tiling.stages, "blocks": tiling.blocks},
+        "step_bytes": tiling.blocks * WARPS * TILE_ROWS * ATOM_BYTES,
+        "waits": compiled.asm["ttgir"].count("ttng.wait_barrier"),
+    }
 
 
 def main() -> None:

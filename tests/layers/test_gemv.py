@@ -65,6 +65,16 @@ def test_the_kernel_spills_nothing_and_takes_half_an_sm() -> None:
         assert 2 * facts["shared"] <= SHARED_BYTES, name
 
 
+def test_weights_are_copied_at_a_pace() -> None:
+    """Of more than 48 KiB, two steps at least, a warp waits for earlier ones before it asks for another."""
+    figures = compiled_figures(Path(__file__).with_name("compile_gemv.py"))
+    for name, facts in figures.items():
+        most = max(2, 48 * 1024 // facts["step_bytes"])
+        # For a free stage, for what the stage holds, and for the step that is still being copied.
+        assert facts["waits"] == (3 if facts["stages"] > most else 2), name
+    assert {facts["waits"] for facts in figures.values()} == {2, 3}
+
+
 def test_what_the_kernel_can_read(on_hopper: None) -> None:
     weight = torch.zeros(64, 128, dtype=HALF)
     assert unsupported_reason(weight) is None
