@@ -57,18 +57,13 @@ def test_two_programs_fit_an_sm(size: int, itemsize: int) -> None:
         assert 2 * 8 * 32 * tiling.registers <= REGISTERS
 
 
-def test_the_kernel_spills_nothing_and_takes_half_an_sm() -> None:
+def test_the_kernel_spills_nothing_takes_half_an_sm_and_copies_at_a_pace() -> None:
+    """Before it asks for more than 48 KiB, or two steps, the warp that copies waits for earlier ones."""
     figures = compiled_figures(Path(__file__).with_name("compile_gemv.py"))
     assert len(figures) == 7
     for name, facts in figures.items():
         assert facts["stack"] == facts["spills"] == 0, name
         assert 2 * facts["shared"] <= SHARED_BYTES, name
-
-
-def test_weights_are_copied_at_a_pace() -> None:
-    """Of more than 48 KiB, two steps at least, a warp waits for earlier ones before it asks for another."""
-    figures = compiled_figures(Path(__file__).with_name("compile_gemv.py"))
-    for name, facts in figures.items():
         most = max(2, 48 * 1024 // facts["step_bytes"])
         # For a free stage, for what the stage holds, and for the step that is still being copied.
         assert facts["waits"] == (3 if facts["stages"] > most else 2), name
