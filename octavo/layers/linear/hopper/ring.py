@@ -49,7 +49,7 @@ def claim_stage(ring, step, num_bytes: gl.constexpr, STAGES: gl.constexpr):
 
 @gluon.jit
 def keep_pace(ring, step, num_bytes: gl.constexpr, STAGES: gl.constexpr):
-    """Before claim_stage in a GEMV: wait until a step more is not too much under way."""
+    """In a GEMV, before it claims a stage: wait until a step more is not too much under way."""
     AHEAD: gl.constexpr = steps_under_way(num_bytes, _UNDER_WAY_BESIDE)
     if AHEAD < STAGES:
         earlier = step - AHEAD
