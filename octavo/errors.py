@@ -118,7 +118,13 @@ def refuse_unknown(
             raise error(f"{what} {name!r}{suggest(str(name), valid)}")
 
 
-def suggest(name: str, valid: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"`` for the valid name nearest to `name`, or ``""``."""
-    close = difflib.get_close_matches(name, list(valid), n=1)
+def suggest(name: str, valid: Iterable[str], likeness: float = 0.6) -> str:
+    """Return ``"; did you mean 'x'?"`` for the valid name nearest to `name`, or ``""``.
+
+    Args:
+        name: what was given.
+        valid: names that are known.
+        likeness: of a name that is worth a question, 0 to 1: more where names have long endings in common.
+    """
+    close = difflib.get_close_matches(name, list(valid), n=1, cutoff=likeness)
     return f"; did you mean {close[0]!r}?" if close else ""

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from octavo.config import EngineConfig
-from octavo.engine.memory import ExecutionPlan, gib, plan_execution
+from octavo.engine.memory import ExecutionPlan, gib, plan_execution, plan_weights
 from octavo.engine.memory.weights import WeightGroup
+from octavo.errors import OutOfMemoryError
 from octavo.layers.linear.choice import describe_layers
 from octavo.layers.moe.choice import describe_experts
 from octavo.models import (
@@ -54,7 +55,12 @@ def _plans(source: ModelSource, config: EngineConfig, model: ModelConfig) -> Ite
     """Yield the memory plan of the ranks, those that have the same one together."""
     stored, size = stored_matrices(source, config.load_format), config.tensor_parallel_size
     ranks = [TensorParallel.not_met(rank, size) for rank in range(size)]
-    plans = [plan_execution(config, model, rank, stored=stored) for rank in ranks]
+    try:
+        plans = [plan_execution(config, model, rank, stored=stored) for rank in ranks]
+    except OutOfMemoryError:
+        for alike, rows in _by_rank([_held(plan_weights(config, model, rank, stored)) for rank in ranks]):
+            yield [("ranks", f"{', '.join(map(str, alike))} of {size}"), *rows] if size > 1 else rows
+        raise
     # What an engine's ranks agree on.
     num_blocks = min(plan.num_blocks for plan in plans)
     for alike, rows in _by_rank([_memory(replace(plan, num_blocks=num_blocks)) for plan in plans]):
@@ -136,13 +142,20 @@ def _form(plan: ExecutionPlan, group: WeightGroup) -> str:
     return f"{group.form}; {describe(group.kind, plan.device, plan.dtype)}"
 
 
-def _memory(plan: ExecutionPlan) -> Rows:
+def _held(plan: ExecutionPlan) -> Rows:
+    """What there is whatever fits beside it."""
     return [
         ("parameters", f"{plan.num_parameters / 1e6:,.1f} M"),
         ("device, dtype", f"{plan.device}, {str(plan.dtype).removeprefix('torch.')}"),
         ("free memory", gib(plan.free_bytes)),
         ("weights", gib(plan.weight_bytes)),
         *_weights(plan),
+    ]
+
+
+def _memory(plan: ExecutionPlan) -> Rows:
+    return [
+        *_held(plan),
         ("KV cache dtype", str(plan.kv_dtype).removeprefix("torch.")),
         ("KV cache per token", f"{plan.kv_bytes_per_token:,} bytes"),
         ("KV cache", f"{gib(plan.kv_bytes)}: {plan.num_blocks:,} blocks x {plan.block_size} tokens"),

@@ -57,6 +57,17 @@ def test_errors_are_one_line_with_exit_code_2(
     assert "frobnicate" in fails(capsys, "frobnicate")
 
 
+def test_inspect_shows_weights_that_do_not_fit(
+    capsys: pytest.CaptureFixture[str], tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo.engine.memory.devices._available_system_bytes", lambda: 2**16)
+    with pytest.raises(SystemExit):
+        main(["inspect", tiny, "--load-format", "dummy", "--device", "cpu"])
+    captured = capsys.readouterr()
+    assert "but 64 KiB are free on cpu" in captured.err
+    assert re.search(r"feed-forward .* KiB: float32", captured.out)
+
+
 def test_inspect_shows_the_plan_before_loading(capsys: pytest.CaptureFixture[str], tiny: str) -> None:
     main(["inspect", tiny, "--load-format", "dummy", "--num-blocks", "7", "--block-size", "5"])
     shown = capsys.readouterr().out

@@ -122,6 +122,12 @@ def test_sizes_beyond_the_memory_name_what_to_lower(
         make_plan(**sizes)
 
 
+def test_weights_that_are_too_large_by_themselves_are_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.engine.memory.devices._available_system_bytes", lambda: 2**16)
+    with pytest.raises(OutOfMemoryError, match=r"weights take .*, but 64 KiB are free on cpu; keep them in"):
+        make_plan()
+
+
 def test_a_token_budget_beyond_all_tokens_there_can_be_costs_nothing() -> None:
     few = {"max_num_seqs": 4, "max_model_len": 64, "num_blocks": 16}
     plan = make_plan(max_num_batched_tokens=MOST, **few)

@@ -18,6 +18,28 @@ def test_unsupported_architectures_are_named_with_what_is_supported() -> None:
 
 
 @pytest.mark.parametrize(
+    ("architecture", "message"),
+    [
+        (
+            "Llama4ForConditionalGeneration",
+            r"experts that all tokens share and attention within chunks are not",
+        ),
+        ("Qwen3_5ForCausalLM", r"layers of linear attention are not"),
+        ("Qwen3_5MoeForCausalLM", r"layers of linear attention and experts that all tokens share are not"),
+        ("MambaForCausalLM", r"state spaces and convolutions in place of attention are not"),
+        ("PhiForCausalLM", r"norms that subtract the mean are not"),
+        ("Gemma3ForConditionalGeneration", r"images are not; a checkpoint of the text model alone is"),
+        ("MinimaxForCausalLM", r"'MinimaxForCausalLM' is not supported; supported: "),
+    ],
+)
+def test_what_is_missing_of_an_architecture_is_said(architecture: str, message: str) -> None:
+    """And nothing is suggested that only ends alike."""
+    with pytest.raises(UnsupportedModelError, match=message) as caught:
+        read(LLAMA | {"architectures": [architecture]})
+    assert "did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("fields", "named"),
     [
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),

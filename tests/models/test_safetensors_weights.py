@@ -173,7 +173,7 @@ def test_an_index_cannot_lead_out_of_its_folder(file_name, tmp_path):
 @pytest.mark.parametrize(
     ("weight_map", "message"),
     [
-        ({"a.weight": "model-3.safetensors"}, "model-3.safetensors is not a complete"),
+        ({"a.weight": "model-3.safetensors"}, "model-3.safetensors is missing, though the index names it"),
         ({"a.weight": "model-1.safetensors", "d": "model-2.safetensors"}, "no tensor 'd'"),
         ({"a.weight": "model-1.safetensors", "b.weight": "model-2.safetensors"}, "has a tensor 'c.bias'"),
         (["a.weight"], "weight_map"),

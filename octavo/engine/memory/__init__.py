@@ -2,6 +2,6 @@
 
 from octavo.engine.memory.devices import free_memory_bytes, require_devices
 from octavo.engine.memory.execution_plan import ExecutionPlan, gib
-from octavo.engine.memory.plan import plan_execution
+from octavo.engine.memory.plan import plan_execution, plan_weights
 
-__all__ = ["ExecutionPlan", "free_memory_bytes", "gib", "plan_execution", "require_devices"]
+__all__ = ["ExecutionPlan", "free_memory_bytes", "gib", "plan_execution", "plan_weights", "require_devices"]

@@ -132,4 +132,6 @@ def gib(num_bytes: float) -> str:
     """Format bytes for people."""
     if num_bytes >= 2**30:
         return f"{num_bytes / 2**30:.2f} GiB"
-    return f"{num_bytes / 2**20:.0f} MiB" if num_bytes >= 2**20 else f"{num_bytes / 2**10:.0f} KiB"
+    if num_bytes >= 2**20:
+        return f"{num_bytes / 2**20:.{1 if num_bytes < 10 * 2**20 else 0}f} MiB"
+    return f"{num_bytes / 2**10:.0f} KiB"

@@ -48,7 +48,13 @@ def plan_execution(
         ConfigError: an option contradicts the model or the machine.
         OutOfMemoryError: what the options ask for does not fit. Nothing was allocated.
     """
-    plan = _plan_without_cache(config, model, parallel, stored)
+    plan = plan_weights(config, model, parallel, stored)
+    if plan.weight_bytes >= plan.free_bytes:
+        raise OutOfMemoryError(
+            f"weights take {gib(plan.weight_bytes)}, but {gib(plan.free_bytes)} are free on {plan.device}; "
+            'keep them in fewer bytes (quantization="fp8", on a CPU also "int8"), cut them over GPUs '
+            "(tensor_parallel_size), or use a smaller model"
+        )
     plan = replace(plan, working_bytes=_working_bytes(plan))
     num_blocks = config.num_blocks
     if num_blocks is None:
@@ -58,10 +64,14 @@ def plan_execution(
     return plan
 
 
-def _plan_without_cache(
+def plan_weights(
     config: EngineConfig, model: ModelConfig, parallel: TensorParallel, stored: Mapping[str, Storage]
 ) -> ExecutionPlan:
-    """Plan everything that does not depend on how much memory is free."""
+    """Plan everything that does not depend on how much memory is free; see plan_execution.
+
+    Raises:
+        ConfigError: an option contradicts the model or the machine.
+    """
     share = rank_share(model, parallel, expert_parallel=config.expert_parallel)
     device = device_of(config.device, parallel)
     dtype = _dtype(config, model, device)

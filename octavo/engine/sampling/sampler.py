@@ -95,7 +95,10 @@ class SampledToken(NamedTuple):
     @classmethod
     def not_finite(cls) -> "SampledToken":
         """Return the outcome of a row of NaNs or overflows: an error for this request alone."""
-        error = EngineError("the model's logits hold no finite value (NaN or overflow) at this position")
+        error = EngineError(
+            "the model's logits hold no finite value (NaN or overflow) at this position: the checkpoint "
+            "may be damaged, or dtype too narrow for it (float16 ends at 65,504)"
+        )
         return cls(-1, error=error)
 
 

@@ -122,7 +122,7 @@ def describe_layers(kind: str, device: torch.device, dtype: torch.dtype) -> str:
         reason = layers.unsupported_reason(device, dtype)
         if reason is None:
             return layers.DESCRIPTION + "".join(f" ({reason})" for reason in reasons)
-        reasons.append(f"no other way: {reason}")
+        reasons.append(f"by no faster layer: {reason}")
     raise AssertionError(f"{kind} on {device} with {dtype}: ask multiplies() first")
 
 

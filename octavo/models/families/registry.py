@@ -25,15 +25,64 @@ _MISSING: Mapping[str, str] = MappingProxyType(
                     "DeepseekV32ForCausalLM",
                     "Ernie4_5_MoeForCausalLM",
                     "Glm4MoeForCausalLM",
-                    "Llama4ForCausalLM",
-                    "Llama4ForConditionalGeneration",
                     "Qwen2MoeForCausalLM",
-                    "Qwen3NextForCausalLM",
                 ),
+            ),
+            (
+                "experts that all tokens share and attention within chunks are not",
+                ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
             ),
             (
                 "layers of linear attention are not",
                 ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
+            ),
+            (
+                "layers of linear attention and experts that all tokens share are not",
+                ("Qwen3NextForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
+            ),
+            (
+                "state spaces and convolutions in place of attention are not",
+                (
+                    "FalconH1ForCausalLM",
+                    "FalconMambaForCausalLM",
+                    "JambaForCausalLM",
+                    "Lfm2ForCausalLM",
+                    "Mamba2ForCausalLM",
+                    "MambaForCausalLM",
+                ),
+            ),
+            (
+                "norms that subtract the mean are not",
+                (
+                    "BloomForCausalLM",
+                    "Cohere2ForCausalLM",
+                    "CohereForCausalLM",
+                    "DbrxForCausalLM",
+                    "FalconForCausalLM",
+                    "GPT2LMHeadModel",
+                    "GPTJForCausalLM",
+                    "GPTNeoXForCausalLM",
+                    "MptForCausalLM",
+                    "NemotronForCausalLM",
+                    "OPTForCausalLM",
+                    "PhiForCausalLM",
+                    "StableLmForCausalLM",
+                    "Starcoder2ForCausalLM",
+                ),
+            ),
+            (
+                "images are not; a checkpoint of the text model alone is, where its family is listed",
+                (
+                    "Gemma3ForConditionalGeneration",
+                    "LlavaForConditionalGeneration",
+                    "Mistral3ForConditionalGeneration",
+                    "MllamaForConditionalGeneration",
+                    "Phi4MMForCausalLM",
+                    "Qwen2VLForConditionalGeneration",
+                    "Qwen2_5_VLForConditionalGeneration",
+                    "Qwen3VLForConditionalGeneration",
+                    "Qwen3VLMoeForConditionalGeneration",
+                ),
             ),
             (
                 "blocks without a norm of their input are not",
@@ -48,6 +97,8 @@ _MISSING: Mapping[str, str] = MappingProxyType(
     }
 )
 
+# Of a name that may have been meant: all end alike.
+_LIKENESS = 0.85
 
 _QWEN_DEFAULTS = {"sliding_window": 4096, "max_window_layers": 28, "max_position_embeddings": 32768}
 _GEMMA_DEFAULTS = {
@@ -243,5 +294,6 @@ def _pick(what: str, value: object, name_of: Callable[[Family], str]) -> Family:
             f"{what} {value!r} is not supported: {_MISSING[value]}; supported: {', '.join(families)}"
         )
     raise UnsupportedModelError(
-        f"{what} {value!r} is not supported{suggest(str(value), families)}; supported: {', '.join(families)}"
+        f"{what} {value!r} is not supported{suggest(str(value), families, _LIKENESS)}; "
+        f"supported: {', '.join(families)}"
     )

@@ -113,7 +113,8 @@ def refuse(**given: object) -> None:
     """Raise for the first argument that was given although Octavo does not have it; None and 0 pass."""
     for name, value in given.items():
         if value is not None and (not isinstance(value, int) or value):
-            raise InvalidArgumentError(f"{name} is not supported by octavo.ops; leave it out, got {value!r}")
+            got = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            raise InvalidArgumentError(f"{name} is not supported by octavo.ops; leave it out, got {got}")
 
 
 def check_forward_only(*tensors: Tensor | None) -> None:

@@ -20,7 +20,7 @@ from octavo.layers.linear.float8.weight import Float8Weight
 from octavo.layers.linear.quantised import join_rows
 
 DESCRIPTION = (
-    "few rows by the C kernel, more dequantised in each GEMM, to bfloat16 if other matrices are bfloat16"
+    "up to 16 rows by the C kernel, 256 if other matrices are float32; more are dequantised in each GEMM"
 )
 
 # For more rows oneDNN in bfloat16 is faster than the C kernel; float32 is not, on a CPU with AVX-512.
