@@ -59,16 +59,20 @@ def _plans(source: ModelSource, config: EngineConfig, model: ModelConfig) -> Ite
         plans = [plan_execution(config, model, rank, stored=stored) for rank in ranks]
     except OutOfMemoryError:
         for alike, rows in _by_rank([_held(plan_weights(config, model, rank, stored)) for rank in ranks]):
-            yield [("ranks", f"{', '.join(map(str, alike))} of {size}"), *rows] if size > 1 else rows
+            yield _names(alike, size) + rows
         raise
     # What an engine's ranks agree on.
     num_blocks = min(plan.num_blocks for plan in plans)
     for alike, rows in _by_rank([_memory(replace(plan, num_blocks=num_blocks)) for plan in plans]):
-        names = f"{', '.join(map(str, alike))} of {size}"
-        several = [("ranks", names), ("sums over ranks", _sums(config, plans[0]))]
-        if model.experts is not None:
+        several = [("sums over ranks", _sums(config, plans[0]))] if size > 1 else []
+        if size > 1 and model.experts is not None:
             several.append(("experts of a rank", _experts_of(model.experts, config, size)))
-        yield several + rows if size > 1 else rows
+        yield _names(alike, size) + several + rows
+
+
+def _names(ranks: list[int], size: int) -> Rows:
+    """Say which of several ranks a plan is for."""
+    return [("ranks", f"{', '.join(map(str, ranks))} of {size}")] if size > 1 else []
 
 
 def _sums(config: EngineConfig, plan: ExecutionPlan) -> str:

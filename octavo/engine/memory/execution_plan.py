@@ -133,5 +133,6 @@ def gib(num_bytes: float) -> str:
     if num_bytes >= 2**30:
         return f"{num_bytes / 2**30:.2f} GiB"
     if num_bytes >= 2**20:
-        return f"{num_bytes / 2**20:.{1 if num_bytes < 10 * 2**20 else 0}f} MiB"
+        digits = 1 if num_bytes < 10 * 2**20 else 0
+        return f"{num_bytes / 2**20:.{digits}f} MiB"
     return f"{num_bytes / 2**10:.0f} KiB"

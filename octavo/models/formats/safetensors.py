@@ -92,13 +92,12 @@ class SafetensorsWeights:
 
     def _add(self, path: Path, expected: Set[str] | None) -> None:
         """Add a file's tensors, which must be those that the index puts there."""
-        if not path.exists():
-            raise FileFormatError(
-                f"{path} is missing, though the index names it: download the checkpoint again"
-            )
         try:
             file = safe_open(path, framework="pt")
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        except FileNotFoundError as error:
+            message = f"{path} is missing, though the index names it: download the checkpoint again"
+            raise FileFormatError(message) from error
         except (SafetensorError, OSError) as error:
             raise FileFormatError(f"{path} is not a complete safetensors file: {error}") from error
         if expected is not None:

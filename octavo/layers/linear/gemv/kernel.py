@@ -32,7 +32,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.layers.linear.gemv.row import keep_row, load_row
 from octavo.layers.linear.gemv.tiling import ATOM_BYTES, TILE_ROWS, WARPS, X_STEP
-from octavo.layers.linear.hopper.ring import claim_stage, free_stage, keep_pace, make_ring, wait_for_stage
+from octavo.layers.linear.hopper.ring import claim_stage, free_stage, make_ring, wait_for_stage
 from octavo.layers.triton.activation import activate
 
 _WARPS = gl.constexpr(WARPS)
@@ -151,7 +151,6 @@ def _fetch(matrix, pipe, num_columns, shape):
     for tile in range(num_tiles(num_columns, shape)):
         begin = first_column(tile, shape)
         for turn in range(STEPS):
-            keep_pace(pipe.ring, step, matrix.block_type.nbytes, shape.stages)
             stage, filled = claim_stage(pipe.ring, step, matrix.block_type.nbytes, shape.stages)
             at = [turn * ATOMS, 0, begin, 0]
             tma.async_copy_global_to_shared(matrix, at, filled, pipe.weights.index(stage))

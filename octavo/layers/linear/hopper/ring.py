@@ -39,8 +39,13 @@ def make_ring(STAGES: gl.constexpr, USERS: gl.constexpr = 1):
 
 
 @gluon.jit
-def claim_stage(ring, step, num_bytes: gl.constexpr, STAGES: gl.constexpr):
-    """Wait until a step's stage is free; return it, and the barrier that so many copied bytes complete."""
+def claim_stage(ring, step, num_bytes: gl.constexpr, STAGES: gl.constexpr, PACED: gl.constexpr = True):
+    """Wait until a step's stage is free; return it, and the barrier that so many copied bytes complete.
+
+    PACED: as GEMVs do, wait also until a step more is not too much under way.
+    """
+    if PACED:
+        keep_pace(ring, step, num_bytes, STAGES)
     stage = wait_until_free(ring, step, STAGES)
     filled = ring.filled.index(stage)
     mbarrier.expect(filled, num_bytes)
@@ -49,7 +54,7 @@ def claim_stage(ring, step, num_bytes: gl.constexpr, STAGES: gl.constexpr):
 
 @gluon.jit
 def keep_pace(ring, step, num_bytes: gl.constexpr, STAGES: gl.constexpr):
-    """In a GEMV, before it claims a stage: wait until a step more is not too much under way."""
+    """Wait until a step more is not too much under way for a GEMV."""
     AHEAD: gl.constexpr = steps_under_way(num_bytes, _UNDER_WAY_BESIDE)
     if AHEAD < STAGES:
         earlier = step - AHEAD

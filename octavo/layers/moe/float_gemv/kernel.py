@@ -17,7 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from octavo.layers.linear.gemv.kernel import add_step, ceil_div
 from octavo.layers.linear.gemv.row import keep_row, load_row
 from octavo.layers.linear.gemv.tiling import ATOM_BYTES, TILE_ROWS, WARPS, X_STEP
-from octavo.layers.linear.hopper.ring import claim_stage, keep_pace, make_ring
+from octavo.layers.linear.hopper.ring import claim_stage, make_ring
 from octavo.layers.moe.expert_tiles import num_expert_tiles, place_tile
 from octavo.layers.triton.activation import gate_and_up
 
@@ -144,7 +144,6 @@ def _fetch(matrix, pipe, operands, num_columns, shape):
         for index in range(shape.summed):
             expert = gl.load(operands.experts + number * shape.summed + index)
             for turn in range(STEPS):
-                keep_pace(pipe.ring, step, matrix.block_type.nbytes, shape.stages)
                 stage, filled = claim_stage(pipe.ring, step, matrix.block_type.nbytes, shape.stages)
                 at = [turn * ATOMS, expert, 0, begin, 0]
                 tma.async_copy_global_to_shared(matrix, at, filled, pipe.weights.index(stage))

@@ -165,7 +165,6 @@ def _fetch_gate_up(words, exponents, pipe, operands, num_columns, shape):
         number, begin = place_tile(tile, num_columns, _ROWS)
         expert = gl.load(operands.experts + number)
         for turn in range(STEPS):
-            keep_pace(pipe.ring, step, BYTES, shape.stages)
             stage, filled = claim_stage(pipe.ring, step, BYTES, shape.stages)
             at = [0, expert, turn * _WARPS, begin, 0]
             tma.async_copy_global_to_shared(words, at, filled, pipe.words.index(stage))

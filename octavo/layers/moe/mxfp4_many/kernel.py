@@ -147,7 +147,7 @@ def _fetch(x_matrix, words_matrix, pipe, operands, num_columns, shape):
     for tile in range(gl.program_id(0), last, gl.num_programs(0)):
         expert, first, _ = _rows_of(operands, tile // across)
         for span in range(SPANS):
-            stage, filled = claim_stage(pipe.ring, step, NUM_BYTES, shape.stages)
+            stage, filled = claim_stage(pipe.ring, step, NUM_BYTES, shape.stages, PACED=False)
             words = pipe.words.index(stage)
             words = words._reinterpret(gl.int32, words_matrix.block_shape, words_matrix.layout)
             if shape.activation is None:

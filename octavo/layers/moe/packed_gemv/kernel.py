@@ -26,7 +26,7 @@ from octavo.layers.linear.grouped.gemv.digits import (
 from octavo.layers.linear.grouped.gemv.kernel import PackedPipe
 from octavo.layers.linear.grouped.gemv.products import half_mask, multiply_tile
 from octavo.layers.linear.grouped.gemv.tiling import SPAN, SPANS_AT_ONCE, WARPS
-from octavo.layers.linear.hopper.ring import claim_stage, keep_pace, make_ring
+from octavo.layers.linear.hopper.ring import claim_stage, make_ring
 from octavo.layers.moe.expert_tiles import num_expert_tiles, place_tile
 
 _WARPS = gl.constexpr(WARPS)
@@ -125,7 +125,6 @@ def _fetch(words, pairs, pipe, operands, num_columns, shape):
     for tile in range(num_expert_tiles(num_columns, shape.chosen // shape.summed, OWN)):
         number, begin = place_tile(tile, num_columns, OWN)
         for turn in range(STEPS):
-            keep_pace(pipe.ring, step, STEP_BYTES, shape.stages)
             stage, filled = claim_stage(pipe.ring, step, STEP_BYTES, shape.stages)
             atoms = pipe.words.index(stage)._reinterpret(gl.int32, WORDS, words.layout)
             for box in gl.static_range(BOXES):

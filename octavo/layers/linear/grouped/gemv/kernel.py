@@ -20,7 +20,7 @@ from octavo.layers.linear.gemv.tiling import TILE_ROWS
 from octavo.layers.linear.grouped.gemv.digits import allocate_row, keep_digits, load_row
 from octavo.layers.linear.grouped.gemv.products import half_mask, multiply_tile
 from octavo.layers.linear.grouped.gemv.tiling import SPAN, SPANS_AT_ONCE, WARPS
-from octavo.layers.linear.hopper.ring import claim_stage, keep_pace, make_ring
+from octavo.layers.linear.hopper.ring import claim_stage, make_ring
 
 _WARPS = gl.constexpr(WARPS)
 _ROWS = gl.constexpr(TILE_ROWS)
@@ -94,7 +94,6 @@ def _fetch(words, pairs, pipe, num_columns, shape):
     for tile in range(num_tiles(num_columns, shape)):
         begin = first_column(tile, shape)
         for turn in range(STEPS):
-            keep_pace(pipe.ring, step, STEP_BYTES, shape.stages)
             stage, filled = claim_stage(pipe.ring, step, STEP_BYTES, shape.stages)
             at = [0, turn * SPANS, 0, begin, 0]
             tma.async_copy_global_to_shared(words, at, filled, pipe.words.index(stage))
