@@ -4,16 +4,22 @@ For each workload, each round runs every engine once, one after the other, each 
 when the machine is idle. Prints medians over the rounds and the first, with physical bounds and the fraction
 reached. The last line is JSON.
 
-"octavo" has the model as its file stores it, in 4 and 8 bits, "octavo-float32" as exact numbers. llama.cpp is
-measured where llama-cpp-python is installed.
+"octavo" has the model as its file stores it, in 4 and 8 bits, "octavo-float32" as exact numbers, and
+"octavo-1-thread" one thread. llama.cpp is measured where llama-cpp-python is installed. With --busy 2, two
+processes that compute without end share the cores with each engine while it answers.
 
-    python benchmarks/cpu_throughput.py [--repeat 3] [--engines octavo,hf] [--workloads single] [--save NAME]
+    python benchmarks/cpu_throughput.py [--repeat 3] [--engines octavo,hf] [--workloads single] [--busy 2]
+        [--save NAME]
 """
 
 import argparse
+import contextlib
 import json
 import statistics
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -36,6 +42,7 @@ OCTAVO: dict[str, dict[str, Any]] = {
     "octavo-float32": {"quantization": "none"},
     "octavo-bf16": {"quantization": "bf16"},
     "octavo-int8": {"quantization": "int8"},
+    "octavo-1-thread": {},
 }
 ENGINES = (*OCTAVO, "hf", "llama.cpp")
 # Of the model: its numbers, its bytes in blocks, numbers of the layers, bytes of a token in the KV cache.
@@ -47,10 +54,11 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
+    parser.add_argument("--busy", type=int, default=0, help="processes that compute beside the engine")
     parser.add_argument("--worker", nargs=2, metavar=("ENGINE", "WORKLOAD"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        print(json.dumps(run_worker(*arguments.worker)))
+        print(json.dumps(run_worker(*arguments.worker, arguments.busy)))
     else:
         compare(arguments)
 
@@ -71,10 +79,13 @@ def compare(arguments: argparse.Namespace) -> None:
         runs: dict[str, list[dict[str, float]]] = {engine: [] for engine in engines}
         for _ in range(arguments.repeat):
             for engine in engines:
-                runs[engine].append(measure_apart(__file__, "--worker", engine, workload))
+                runs[engine].append(
+                    measure_apart(__file__, "--worker", engine, workload, "--busy", str(arguments.busy))
+                )
         results[workload] = {engine: median_of(runs[engine]) for engine in engines}
         print_workload(workload, bound, results[workload])
-    publish("cpu_throughput", {"bound_s": bounds, "results": results}, arguments)
+    name = "cpu_throughput" + (f"-busy{arguments.busy}" if arguments.busy else "")
+    publish(name, {"busy": arguments.busy, "bound_s": bounds, "results": results}, arguments)
 
 
 def median_of(runs: list[dict[str, float]]) -> dict[str, float]:
@@ -141,20 +152,37 @@ def common_prefix(jobs: list[Job]) -> int:
     return num
 
 
-def run_worker(engine: str, workload: str) -> dict[str, float]:
+@contextlib.contextmanager
+def busy_beside(number: int) -> Iterator[None]:
+    """Have some processes compute meanwhile."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def run_worker(engine: str, workload: str, busy: int) -> dict[str, float]:
     """Load an engine, warm it up, run the workload; called in a process of its own."""
     from octavo.cli.bench.throughput import peak_rss_mib
 
     jobs = WORKLOADS[workload]()
     run = {"hf": run_hf, "llama.cpp": run_llama_cpp}.get(engine)
-    figures = run(jobs) if run else run_octavo(jobs, engine)
+    with busy_beside(busy):
+        figures = run(jobs) if run else run_octavo(jobs, engine)
     num_new = sum(job.max_new for job in jobs)
     return {**figures, "tokens_per_s": num_new / figures["seconds"], "peak_mib": peak_rss_mib()}
 
 
 def run_octavo(jobs: list[Job], engine: str) -> dict[str, float]:
+    import torch
+
     from octavo import LLM, SamplingParams
 
+    if engine == "octavo-1-thread":
+        torch.set_num_threads(1)
     start = time.perf_counter()
     llm = LLM("smollm2", **OCTAVO[engine])
     load_s = time.perf_counter() - start

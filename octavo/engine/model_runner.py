@@ -14,6 +14,7 @@ from octavo.engine.sampling.sampler import SampledToken, Sampler
 from octavo.engine.step.input import StepInput, StepInputBuilder
 from octavo.engine.step.result import LateWork, PrepareProgress, StepResult
 from octavo.engine.step.scheduled import ScheduledRequest, SchedulerOutput
+from octavo.engine.step.threads import StepThreads
 from octavo.engine.structured.masks import TokenMasks
 from octavo.gpu.copies import to_device
 from octavo.models import Decoder
@@ -46,6 +47,7 @@ class ModelRunner:
         self._inputs = StepInputBuilder(plan)
         self._sampler = Sampler(decoder.config.vocab_size, plan.device, masks)
         self._sharing = Sharing()
+        self._threads = StepThreads()
 
     def prepare(self, progress: PrepareProgress) -> None:
         """See StepRunner: there is nothing to prepare."""
@@ -64,7 +66,8 @@ class ModelRunner:
 
     def launch(self, step: SchedulerOutput) -> Callable[[], StepResult]:
         """See StepRunner."""
-        result = self._execute(step)
+        with self._threads.of_a_step():
+            result = self._execute(step)
         return lambda: result
 
     def has_finished(self) -> bool:

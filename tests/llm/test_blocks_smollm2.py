@@ -64,7 +64,7 @@ def test_no_neighbour_changes_an_answer(smollm2: LLM, golden: list[dict]) -> Non
 
 
 def test_a_scored_token_is_as_likely_as_when_it_was_decoded(idle: LLM, golden: list[dict]) -> None:
-    """Whether a row comes alone or with others, whatever was cached: not a bit of its log-probability differs."""
+    """Not a bit of its log-probability differs, whether its row comes alone or with others."""
     params = replace(GREEDY, max_tokens=24, logprobs=0)
     for row in golden[:4]:
         decoded = idle.generate(row["prompt_ids"], params)[0].outputs[0]

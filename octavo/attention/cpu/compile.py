@@ -24,6 +24,7 @@ _CPU_FACTS = ("model name", "flags", "CPU implementer", "CPU variant", "CPU part
 # No -ffast-math, and none of its flags that assume finite numbers: the score of a masked key is -inf.
 FLAGS = (
     "-std=c11",
+    "-D_GNU_SOURCE",
     "-O3",
     "-fPIC",
     "-fopenmp",

@@ -178,10 +178,10 @@ void octavo_attend_in_team(Team *team, const Plan *p, const Call *c, Scratch *s)
 int octavo_attend(Plan *p, const Call *c, int threads) {
     int status = octavo_check_call(p, c);
     if (status != OK) return status;
-    Team team;
+    Crew crew = CREW;
 #pragma omp parallel num_threads(threads)
     {
-        team_begin(&team);
+        Team team = team_begin(&crew);
         Scratch *s = octavo_new_scratch(p, c);
         if (!s) {
 #pragma omp atomic write

@@ -201,7 +201,7 @@ static void multiply_part(const Product *p, int64_t first, int64_t last) {
 void octavo_products_in_team(Team *team, const Product *products, int64_t count) {
     int64_t tiles = 0, share = 1;
     for (int64_t i = 0; i < count; i++) tiles += tiles_of_linear(products[i].linear);
-    if (count) share = share_of(tiles, products->x.blocks, products->linear->parts[0]->bits, team->threads);
+    if (count) share = share_of(tiles, products->x.blocks, products->linear->parts[0]->bits, team_threads(team));
     for (int64_t first; (first = team_take(team, share)) < tiles;) {
         int64_t last = smaller(first + share, tiles);
         for (int64_t i = 0, begin = 0; i < count && begin < last; i++) {
@@ -227,10 +227,10 @@ int octavo_block_linear(const Linear *linear, const float *x, float *out, int64_
     void *memory = malloc(octavo_row_bytes(num, blocks) + 1);
     if (!memory) return 1;
     Rows quantised = octavo_place_rows(memory, num, blocks);
-    Team team;
+    Crew crew = CREW;
 #pragma omp parallel num_threads(threads)
     {
-        team_begin(&team);
+        Team team = team_begin(&crew);
         TEAM_FOR(&team, r, rows) octavo_quantise_row(quantised, (size_t)r, x + r * size);
         team_wait(&team);
         octavo_linear_in_team(&team, linear, quantised, out, (size_t)stride, 0);

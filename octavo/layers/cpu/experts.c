@@ -156,10 +156,10 @@ int octavo_run_experts(const Experts *e, const Step *step, int threads) {
         free(s.starts);
         return 1;
     }
-    Team team;
+    Crew crew = CREW;
 #pragma omp parallel num_threads(threads)
     {
-        team_begin(&team);
+        Team team = team_begin(&crew);
         run(&team, e, step, &s);
     }
     free(s.memory);

@@ -134,10 +134,10 @@ int octavo_run_layers(const Layer *layers, int64_t num_layers, Step *step, float
     Buffers b = new_buffers(rows, (size_t)size, (size_t)(c->num_heads * c->head_dim), qkv, gate_up);
     if (!b.memory) return NO_MEMORY;
     int status = OK;
-    Team team;
+    Crew crew = CREW;
 #pragma omp parallel num_threads(threads)
     {
-        team_begin(&team);
+        Team team = team_begin(&crew);
         Scratch *s = octavo_new_scratch(step->plan, c);
         if (!s) {
 #pragma omp atomic write

@@ -1,0 +1,67 @@
+"""How many threads a step on a CPU takes: fewer while other processes have the cores.
+
+The threads of a step wait for one another hundreds of times. If one is taken off its core, the others wait for a
+whole time slice, so that two threads on two busy cores are slower than one. It shows in the thread that drives
+the step: for much of the time it is on no core, because another process has it, or because it sleeps until a
+late thread comes.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+# A step was held up if its thread was on no core for more than this part of it, and for longer than this.
+_HELD_UP_PART, _HELD_UP_S = 0.25, 1e-3
+# With fewer threads, before all of them are tried again.
+_MOST_STEPS = 31
+
+
+def _clock() -> tuple[float, float]:
+    return time.perf_counter(), time.thread_time()
+
+
+class StepThreads:
+    """Gives steps all of torch's threads, or fewer after a step that was held up.
+
+    Each step that is held up costs a thread, for about twice as many steps as the last time. Each step with all
+    threads that is not takes one from that number.
+    """
+
+    def __init__(self, clock: Callable[[], tuple[float, float]] = _clock) -> None:
+        """Keep a function that returns the time, and this thread's time on a core, in seconds."""
+        self._clock = clock
+        self._fewer = self._steps_left = self._next_steps = 0
+
+    @contextmanager
+    def of_a_step(self) -> Iterator[None]:
+        """Set torch's threads for a step; afterwards there are as many as before."""
+        num_threads = torch.get_num_threads()
+        if num_threads == 1:
+            yield
+            return
+        step_threads = max(1, num_threads - self._fewer)
+        if self._fewer:
+            torch.set_num_threads(step_threads)
+        begun, busy = self._clock()
+        try:
+            yield
+        finally:
+            now, busy_now = self._clock()
+            if self._fewer:
+                torch.set_num_threads(num_threads)
+        off_core_s = (now - begun) - (busy_now - busy)
+        self._learn(off_core_s > max(_HELD_UP_S, _HELD_UP_PART * (now - begun)), step_threads)
+
+    def _learn(self, held_up: bool, step_threads: int) -> None:
+        if held_up and step_threads > 1:
+            self._fewer += 1
+            self._steps_left = self._next_steps
+            self._next_steps = min(2 * self._next_steps + 1, _MOST_STEPS)
+        elif self._steps_left:
+            self._steps_left -= 1
+        elif self._fewer:
+            self._fewer = 0
+        else:
+            self._next_steps = max(0, self._next_steps - 1)
