@@ -1,7 +1,7 @@
 """How many threads a step on a CPU takes: fewer while other processes have the cores.
 
-The threads of a step wait for one another hundreds of times. If one is taken off its core, the others wait for a
-whole time slice, so that two threads on two busy cores are slower than one. It shows in the thread that drives
+The threads of a step wait for one another hundreds of times. If one is taken off its core, the others wait for
+a whole time slice, so that two threads on two busy cores are slower than one. It shows in the thread that drives
 the step: for much of the time it is on no core, because another process has it, or because it sleeps until a
 late thread comes.
 """
@@ -25,8 +25,8 @@ def _clock() -> tuple[float, float]:
 class StepThreads:
     """Gives steps all of torch's threads, or fewer after a step that was held up.
 
-    Each step that is held up costs a thread, for about twice as many steps as the last time. Each step with all
-    threads that is not takes one from that number.
+    Each step that is held up costs a thread, for about twice as many steps as the last time. Each step with
+    all threads that is not takes one from that number.
     """
 
     def __init__(self, clock: Callable[[], tuple[float, float]] = _clock) -> None:
