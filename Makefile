@@ -126,7 +126,7 @@ gpu-sanitize:
 	@touch $@
 
 .venv/installed-server: .venv/installed
-	@echo "octavo: what the server needs, about 20 MB."
+	@echo "octavo: what the server needs, about 12 MB."
 	@$(PIP) -e '.[server]'
 	@touch $@
 

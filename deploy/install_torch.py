@@ -37,7 +37,9 @@ def main() -> int:
     if index == "auto":
         index = choose_index(version)
     else:
-        say(f"PyTorch {version} from {'the package index' if index == 'default' else index}, as TORCH_INDEX says.")
+        say(
+            f"PyTorch {version} from {'the package index' if index == 'default' else index}, as TORCH_INDEX says."
+        )
     return subprocess.run([sys.executable, "-m", "pip", *pip_arguments(index)], check=False).returncode
 
 

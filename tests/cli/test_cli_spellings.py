@@ -140,7 +140,12 @@ def test_what_kubernetes_and_docker_set_for_a_service_is_left_alone(
     """A service of a name that begins with "octavo" adds these to every pod beside it, the server's own too."""
     without = parse("serve")
     address = "10.96.0.17"
-    variables = {"SERVICE_HOST": address, "SERVICE_PORT": "80", "PORT": f"tcp://{address}:80", "NAME": "/web/o"}
+    variables = {
+        "SERVICE_HOST": address,
+        "SERVICE_PORT": "80",
+        "PORT": f"tcp://{address}:80",
+        "NAME": "/web/o",
+    }
     variables |= {f"SERVICE_PORT_{name}": "80" for name in ("HTTP", "METRICS_2")}
     for protocol in ("tcp", "udp", "sctp"):
         port = f"PORT_8000_{protocol.upper()}"

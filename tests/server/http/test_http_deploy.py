@@ -186,7 +186,9 @@ def test_pods_know_no_services_and_have_shared_memory(path: Path) -> None:
     for pod in found:
         assert pod["enableServiceLinks"] is False
         memory = {
-            volume["name"] for volume in pod["volumes"] if volume.get("emptyDir", {}).get("medium") == "Memory"
+            volume["name"]
+            for volume in pod["volumes"]
+            if volume.get("emptyDir", {}).get("medium") == "Memory"
         }
         for container in pod["containers"]:
             mounted = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
