@@ -1,10 +1,10 @@
-"""Installs PyTorch, as constraints.txt pins it, into the Python that runs this: the build that the machine can use.
+"""Installs the build of PyTorch that this machine can use, as constraints.txt pins it, into this Python.
 
-    python deploy/install_torch.py              the build for CPUs where Linux has no NVIDIA GPU, else pip's choice
-    python deploy/install_torch.py URL          from this index, whatever the machine has
-    python deploy/install_torch.py default      pip's choice: from the package index, on Linux with CUDA
+    python deploy/install_torch.py           that for CPUs where Linux has no NVIDIA GPU, else pip's choice
+    python deploy/install_torch.py URL       from this index, whatever the machine has
+    python deploy/install_torch.py default   pip's choice: from the package index, on Linux with CUDA
 
-Only torch comes from PyTorch's index, and nothing else from there: what it needs comes with Octavo, from pip's own.
+Only torch comes from PyTorch's index: what it needs comes with Octavo, from where pip finds packages.
 """
 
 import contextlib
@@ -37,14 +37,12 @@ def main() -> int:
     if index == "auto":
         index = choose_index(version)
     else:
-        say(
-            f"PyTorch {version} from {'the package index' if index == 'default' else index}, as TORCH_INDEX says."
-        )
+        say(f"PyTorch {version} from {index.replace('default', 'the package index')}, as TORCH_INDEX says.")
     return subprocess.run([sys.executable, "-m", "pip", *pip_arguments(index)], check=False).returncode
 
 
 def pip_arguments(index: str) -> list[str]:
-    """Say what pip shall do. From an index of PyTorch's only torch is taken, or a namesake there could come too."""
+    """Return what pip is told: of an index beside its own it takes torch alone."""
     own = [] if index == "default" else ["--no-deps", "--index-url", index]
     return ["install", "--disable-pip-version-check", "-c", str(CONSTRAINTS), *own, "torch"]
 
@@ -74,9 +72,10 @@ def choose_index(version: str) -> str:
         say(f"PyTorch {version} for CPUs, as there is no NVIDIA GPU, from {CPU_INDEX}: {CPU_SIZES}.")
         return CPU_INDEX
     say(
-        f"NOTE: {CPU_INDEX}, where PyTorch's builds for CPUs are, {problem}. pip takes PyTorch {version} from where "
-        f"it finds packages here. On Linux that is mostly the build with CUDA: {CUDA_SIZES}, most of it for nothing "
-        "on this machine. Another index of builds for CPUs: make demo TORCH_INDEX=URL"
+        f"NOTE: {CPU_INDEX}, where PyTorch's builds for CPUs are, {problem}. "
+        f"pip takes PyTorch {version} from where it finds packages here. That is mostly the build with CUDA: "
+        f"{CUDA_SIZES}, most of it for nothing on this machine. "
+        "Another index of builds for CPUs: make demo TORCH_INDEX=URL"
     )
     return "default"
 

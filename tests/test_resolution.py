@@ -1,4 +1,4 @@
-"""What users install resolves from the package index alone, for every Python, whatever wheels this machine has.
+"""What users install resolves from the package index alone, for every Python, whatever this machine has.
 
 uv reads metadata only, about 30 files. Without the index nothing is known: in CI that is a failure, elsewhere
 the tests are skipped, and pytest's summary says why.

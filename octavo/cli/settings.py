@@ -28,8 +28,8 @@ from octavo.errors import ConfigError, suggest
 PREFIX = "OCTAVO_"
 FILE_NAME = "octavo.toml"
 _MAX_FILE_BYTES = 1 << 20
-# A service `octavo-front` adds OCTAVO_FRONT_SERVICE_HOST=10.0.0.1, OCTAVO_FRONT_PORT_80_TCP_ADDR=10.0.0.1, ..., and
-# OCTAVO_FRONT_PORT=tcp://10.0.0.1:80, which only its value tells from an option.
+# A service `octavo-front` adds OCTAVO_FRONT_SERVICE_HOST=10.0.0.1, OCTAVO_FRONT_PORT_80_TCP_ADDR=10.0.0.1 and
+# more, and OCTAVO_FRONT_PORT=tcp://10.0.0.1:80, which only its value tells from an option.
 # Source: "Accessing the Service" in Kubernetes' documentation, "Legacy container links" in Docker's.
 _SERVICE_NAME = re.compile(
     r"\w*_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR|START|END))*|ENV_\w+)"
@@ -80,7 +80,7 @@ def _is_service(variable: str) -> bool:
 
 
 def _forget_services(app: App, command: Command, arguments: ArgumentCollection) -> None:
-    """Take back a port that is the URL of a service, OCTAVO_PORT=tcp://10.0.0.1:80, for the file to set it."""
+    """Take back a port that is the URL of a service, OCTAVO_PORT=tcp://10.0.0.1:80; the file may set it."""
     (port,) = [argument.tokens for argument in arguments if argument.name == "--port"] or [[]]
     port[:] = [token for token in port if not _SERVICE_URL.fullmatch(f"{token.keyword}={token.value}")]
 

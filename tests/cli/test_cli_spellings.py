@@ -137,7 +137,7 @@ SERVICES = ("OCTAVO", "OCTAVO_FRONT", "OCTAVO_REPLICAS", "OCTAVO_MODEL", "OCTAVO
 def test_what_kubernetes_and_docker_set_for_a_service_is_left_alone(
     service: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A service of a name that begins with "octavo" adds these to every pod beside it, the server's own too."""
+    """A service whose name begins with "octavo" adds these to each pod beside it."""
     without = parse("serve")
     address = "10.96.0.17"
     variables = {

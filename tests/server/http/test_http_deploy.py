@@ -180,7 +180,7 @@ def pods(found: object) -> Iterator[dict]:
 
 @pytest.mark.parametrize("path", sorted((DEPLOY / "kubernetes").glob("*.yaml")), ids=lambda path: path.name)
 def test_pods_know_no_services_and_have_shared_memory(path: Path) -> None:
-    """The address of a service `octavo` would be OCTAVO_PORT; NCCL and Ray need more than 64 MiB of /dev/shm."""
+    """A service `octavo` would set OCTAVO_PORT; NCCL and Ray need more than 64 MiB of /dev/shm."""
     found = [pod for manifest in yaml.safe_load_all(path.read_text()) for pod in pods(manifest)]
     assert found
     for pod in found:
