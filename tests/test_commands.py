@@ -1,4 +1,4 @@
-"""Commands that README and the pages of docs/ show work, in an environment made by nothing but the lines before.
+"""Commands that README and the pages of docs/ show work, in an environment made by the lines before alone.
 
 A page is read from its beginning: what it installs is linked into a new environment, `octavo` is to be had by
 its name only after that was activated, and each command is run there or stands in NOT_RUN with the reason.
@@ -28,7 +28,6 @@ NOT_RUN = {
     r"(OCTAVO_\w+=\S+ )*serve run": "it needs Ray, which `make ray-test` installs",
     r"pip install .*\[(ray|otel)\]": "tests/test_resolution.py resolves it",
     r"make (?!demo|serve)": "`make -n` reads it; most of them take minutes",
-    r"docker |kubectl |git clone": "it needs a daemon, a cluster or a network",
     r"python3 -m venv|python deploy/install_torch": "`make demo`, which CI runs first, does so",
 }
 SERVERS = r"octavo serve smollm2|make serve"

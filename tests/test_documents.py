@@ -12,7 +12,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-PROGRAMS = ("README.md", "docs/coming-from.md", "docs/operators.md", "docs/structured-output.md")
+PROGRAMS = (
+    "README.md",
+    *(f"docs/{name}.md" for name in ("coming-from", "operators", "package", "structured-output")),
+)
 """Documents whose every block is a program."""
 BLOCKS = [
     pytest.param(block, id=f"{name}-{index}")
