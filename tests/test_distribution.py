@@ -14,17 +14,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-COPIED = [
-    "octavo",
-    "docs",
-    "deploy",
-    "examples",
-    "tests",
+FOLDERS = ("octavo", "docs", "deploy", "examples", "tests")
+FILES = (
     "pyproject.toml",
     "MANIFEST.in",
     "LICENSE",
     "constraints.txt",
-]
+    *(path.name for path in ROOT.glob("*.md")),
+)
 # Of the package, but no sources.
 MADE = ("__pycache__", ".pyc", ".so")
 
@@ -34,23 +31,24 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The source distribution, and the wheel that is built from it."""
     folder = tmp_path_factory.mktemp("distribution")
     ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for path in [*(ROOT / name for name in COPIED), *ROOT.glob("*.md")]:
-        if path.is_dir():
-            shutil.copytree(path, folder / path.name, ignore=ignore)
-        else:
-            shutil.copy(path, folder)
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, folder / name, ignore=ignore)
+    for name in FILES:
+        shutil.copy(ROOT / name, folder)
     # With the setuptools that is here: torch brings it.
     command = [
         sys.executable,
         "-m",
         "uv",
         "build",
+        "--quiet",
         "--offline",
         "--no-config",
         "--no-build-isolation",
-        "--quiet",
     ]
-    done = subprocess.run([*command, "--python", sys.executable], cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, "--python", sys.executable], cwd=folder, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return folder / "dist"
 
@@ -112,12 +110,7 @@ def test_metadata_say_who_for_whom_and_where(metadata: Message) -> None:
     assert metadata["Author"]
     assert metadata["Summary"]
     classifiers = set(metadata.get_all("Classifier", ()))
-    for beginning in (
-        "Development Status",
-        "Operating System",
-        "Typing",
-        "Programming Language :: Python :: 3.11",
-    ):
+    for beginning in ("Development Status", "Operating System", "Typing", "Programming Language"):
         assert any(classifier.startswith(beginning) for classifier in classifiers), beginning
     for url in metadata.get_all("Project-URL", ()):
         assert url.partition(", ")[2].startswith("https://")

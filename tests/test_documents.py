@@ -14,7 +14,10 @@ ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 PROGRAMS = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("coming-from", "operators", "package", "structured-output")),
+    "docs/coming-from.md",
+    "docs/operators.md",
+    "docs/package.md",
+    "docs/structured-output.md",
 )
 """Documents whose every block is a program."""
 BLOCKS = [
