@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 
 def pip_command(*arguments: str) -> str:
-    """Return a shell command by which this Python's pip installs something."""
+    """Return a shell command that installs something into this Python."""
     return shlex.join([sys.executable, "-m", "pip", "install", *arguments])
 
 

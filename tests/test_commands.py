@@ -28,9 +28,10 @@ NOT_RUN = {
     r"(OCTAVO_\w+=\S+ )*serve run": "it needs Ray, which `make ray-test` installs",
     r"pip install .*\[(ray|otel)\]": "tests/test_resolution.py resolves it",
     r"make (?!demo|serve)": "`make -n` reads it; most of them take minutes",
-    r"python3 -m venv|python deploy/install_torch": "`make demo`, which CI runs first, does so",
+    r"python deploy/install_torch": "`make demo`, which CI runs first, does so",
 }
 SERVERS = r"octavo serve smollm2|make serve"
+INSTALLS = re.compile(r"make (demo|serve)$|python3 -m venv|pip install |\. \.venv/bin/activate$")
 # One port for a process of tests.
 PORT = 18000 + os.getpid() % 10000
 
@@ -105,6 +106,9 @@ class Shell:
             self._venv.install_octavo(["server"] if command == "make serve" else [])
             self._venv.install([_model()], alone=True)
             self._venv.check()
+        elif command == "python3 -m venv .venv":
+            self._venv = LinkedVenv(self._folder / "another" / ".venv")
+            self._is_active = False
         elif command == ". .venv/bin/activate":
             self._is_active = True
         elif found := re.fullmatch(r"pip install -c constraints\.txt -e '\.(?:\[([\w,]+)\])?'", command):
@@ -134,7 +138,7 @@ class Shell:
 
     def run(self, command: str) -> None:
         child = self.start(command)
-        output, _ = child.communicate(timeout=240)
+        output, _ = child.communicate(timeout=600)
         assert child.returncode == 0, f"{command}\n{output}"
 
     @contextmanager
@@ -173,24 +177,29 @@ def ask(command: str) -> None:
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
 
 
-@pytest.mark.parametrize("path", ALL, ids=lambda path: path.name)
+def is_run(command: str) -> bool:
+    return reason(command) is None and not INSTALLS.match(command)
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    "path", [path for path, found in ALL.items() if any(map(is_run, found))], ids=lambda path: path.name
+)
 def test_commands_run_in_the_order_of_their_page(path: Path, tmp_path: Path) -> None:
     shell = Shell(tmp_path)
-    begun = any(command.startswith(("make demo", "python3 -m venv")) for command in ALL[path])
-    # Other pages are read after a server runs as this one says.
-    found = ALL[path] if begun else [*ALL[ROOT / "docs" / "serving.md"][:4], *ALL[path]]
+    found = ALL[path]
+    if not any(command.startswith(("make demo", "python3 -m venv")) for command in found):
+        # Such a page is read beside a server that runs as this one says.
+        found = [*ALL[ROOT / "docs" / "serving.md"][:4], *found]
     questions = [command for command in found if command.startswith("curl")]
-    others = [command for command in found if not command.startswith("curl")]
-    servers = 0
-    for command in others:
-        if reason(command) or (shell.install(command) and not re.match(SERVERS, command)):
-            continue
-        if not re.match(SERVERS, command):
-            shell.run(command)
-            continue
-        servers += 1
-        if servers == 1:
+    # The last one of a page: whatever was to be installed for it has been by then.
+    server = max((i for i, command in enumerate(found) if re.match(SERVERS, command)), default=None)
+    assert server is not None or not questions, f"{path.name}: no command starts the server that curl asks"
+    for i, command in enumerate(found):
+        if i == server:
+            shell.install(command)
             with shell.serving(command):
                 for question in questions:
                     ask(question)
-    assert not questions or servers, f"{path.name}: no command starts the server that curl asks"
+        elif not (reason(command) or shell.install(command) or re.match(f"curl|{SERVERS}", command)):
+            shell.run(command)
