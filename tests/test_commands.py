@@ -148,7 +148,7 @@ class Shell:
         try:
             while not _is_ready():
                 assert child.poll() is None, f"{command}\n{child.communicate()[0]}"
-                time.sleep(0.05)
+                time.sleep(0.5)
             yield
         finally:
             child.terminate()
