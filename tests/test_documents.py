@@ -12,7 +12,13 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-PROGRAMS = ("README.md", "docs/coming-from.md", "docs/operators.md", "docs/structured-output.md")
+PROGRAMS = (
+    "README.md",
+    "docs/coming-from.md",
+    "docs/operators.md",
+    "docs/package.md",
+    "docs/structured-output.md",
+)
 """Documents whose every block is a program."""
 BLOCKS = [
     pytest.param(block, id=f"{name}-{index}")

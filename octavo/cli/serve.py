@@ -15,6 +15,7 @@ from octavo.cli.interrupts import raise_on_interrupt
 from octavo.cli.leaving import leave_at_once
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, EngineDeadError, EngineError, OctavoError
+from octavo.install_hint import install_extra
 from octavo.progress import Report, progress_bar
 from octavo.server.address import check_address, url_of
 from octavo.server.config import ServerConfig
@@ -173,4 +174,4 @@ def _prepared(model: str | None, config: EngineConfig) -> EngineConfig:
 
 def _require(library: str) -> None:
     if importlib.util.find_spec(library) is None:
-        raise ConfigError(f"this command needs {library}; install it with: pip install 'octavo[server]'")
+        raise ConfigError(f"this command needs {library}; run: {install_extra('server')}")

@@ -7,11 +7,13 @@ logit_bias = { 5 = -100 }
 [bench.prefix]          # for `octavo bench prefix`
 head_dim = 64
 
-A name that no command has is refused.
+A name that no command has is refused. What Kubernetes and Docker set in the containers beside a service whose
+name begins with "octavo" is left alone.
 """
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Set
 from functools import cache, partial
@@ -26,6 +28,13 @@ from octavo.errors import ConfigError, suggest
 PREFIX = "OCTAVO_"
 FILE_NAME = "octavo.toml"
 _MAX_FILE_BYTES = 1 << 20
+# A service `octavo-front` adds OCTAVO_FRONT_SERVICE_HOST=10.0.0.1, OCTAVO_FRONT_PORT_80_TCP_ADDR=10.0.0.1 and
+# more, and OCTAVO_FRONT_PORT=tcp://10.0.0.1:80, which only its value tells from an option.
+# Source: "Accessing the Service" in Kubernetes' documentation, "Legacy container links" in Docker's.
+_SERVICE_NAME = re.compile(
+    r"\w*_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR|START|END))*|ENV_\w+)"
+)
+_SERVICE_URL = re.compile(r"\w*_PORT(_START|_END)?=(tcp|udp|sctp)://\S*|\w*_NAME=/[^/]+/[^/]+")
 
 # ("bench", "prefix"): the command `octavo bench prefix`.
 Command = tuple[str, ...]
@@ -45,6 +54,7 @@ def add_sources(root: App) -> None:
     root.config = (
         partial(_check_environment, options),
         cyclopts.config.Env(PREFIX, command=False),
+        _forget_services,
         partial(_read_file, options),
         _check_integers,
     )
@@ -58,8 +68,21 @@ def _check_environment(
     if variables:
         known = {PREFIX + name.upper() for names in options().values() for name in names}
         for variable in variables:
-            if variable not in known:
+            if variable not in known and not _is_service(variable):
                 raise ConfigError(f"unknown environment variable {variable!r}{suggest(variable, known)}")
+
+
+def _is_service(variable: str) -> bool:
+    """Tell whether a variable that is no option says where a service is."""
+    return bool(
+        _SERVICE_NAME.fullmatch(variable) or _SERVICE_URL.fullmatch(f"{variable}={os.environ[variable]}")
+    )
+
+
+def _forget_services(app: App, command: Command, arguments: ArgumentCollection) -> None:
+    """Take back a port that is the URL of a service, OCTAVO_PORT=tcp://10.0.0.1:80; the file may set it."""
+    (port,) = [argument.tokens for argument in arguments if argument.name == "--port"] or [[]]
+    port[:] = [token for token in port if not _SERVICE_URL.fullmatch(f"{token.keyword}={token.value}")]
 
 
 def _read_file(

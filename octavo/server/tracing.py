@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from starlette.types import Scope
 
 from octavo.errors import ConfigError
+from octavo.install_hint import install_extra
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
 from octavo.server.generation import Generation
@@ -56,7 +57,7 @@ class Traces:
             ConfigError: the extra octavo[otel] is not installed.
         """
         if importlib.util.find_spec("opentelemetry") is None:
-            raise ConfigError("otlp_traces_endpoint needs opentelemetry: pip install 'octavo[otel]'")
+            raise ConfigError(f"otlp_traces_endpoint needs opentelemetry; run: {install_extra('otel')}")
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor

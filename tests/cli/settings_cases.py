@@ -12,7 +12,7 @@ def parse(*arguments: str) -> dict[str, object]:
     _, bound, *_ = app.parse_args(list(arguments), exit_on_error=False, print_error=False)
     bound.apply_defaults()
     found: dict[str, object] = {}
-    for name in ("sampling", "engine"):
+    for name in ("sampling", "engine", "server"):
         if name in bound.arguments:
             options = bound.arguments[name]
             found |= {field.name: getattr(options, field.name) for field in fields(options)}

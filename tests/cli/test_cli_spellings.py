@@ -130,6 +130,53 @@ def test_variables_of_no_option_are_refused(name: str, message: str, monkeypatch
         parse("generate")
 
 
+SERVICES = ("OCTAVO", "OCTAVO_FRONT", "OCTAVO_REPLICAS", "OCTAVO_MODEL", "OCTAVO_2", "OCTAVO_PORT")
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_what_kubernetes_and_docker_set_for_a_service_is_left_alone(
+    service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service whose name begins with "octavo" adds these to each pod beside it."""
+    without = parse("serve")
+    address = "10.96.0.17"
+    variables = {
+        "SERVICE_HOST": address,
+        "SERVICE_PORT": "80",
+        "PORT": f"tcp://{address}:80",
+        "NAME": "/web/o",
+    }
+    variables |= {f"SERVICE_PORT_{name}": "80" for name in ("HTTP", "METRICS_2")}
+    for protocol in ("tcp", "udp", "sctp"):
+        port = f"PORT_8000_{protocol.upper()}"
+        variables |= {port: f"{protocol}://{address}:8000", f"{port}_PROTO": protocol}
+        variables |= {f"{port}_PORT": "8000", f"{port}_ADDR": address, f"{port}_PORT_START": "8000"}
+    variables |= {"ENV_PATH": "/usr/bin", "ENV_OCTAVO_API_KEY": "sk", "PORT_START": f"udp://{address}:80"}
+    for name, value in variables.items():
+        monkeypatch.setenv(f"{service}_{name}", value)
+    assert parse("serve") == without
+
+
+def test_a_port_that_is_none_of_a_service_is_an_option(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OCTAVO_PORT", "8123")
+    assert parse("serve")["port"] == 8123
+    (tmp_path / "octavo.toml").write_text("port = 8124")
+    monkeypatch.setenv("OCTAVO_PORT", "tcp://10.96.0.17:80")
+    assert parse("serve")["port"] == 8124, "the file sets what a service does not"
+    monkeypatch.setenv("OCTAVO_PORT", "http://10.96.0.17:80")
+    with pytest.raises(Exception, match="OCTAVO_PORT"):
+        parse("serve")
+
+
+@pytest.mark.parametrize("name", ["OCTAVO_SERVICE", "OCTAVO_SERVICE_HOSTS", "OCTAVO_PORT_TCP", "OCTAVO_NAME"])
+def test_what_only_looks_like_a_service_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "10.96.0.17")
+    with pytest.raises(ConfigError, match=f"unknown environment variable '{name}'"):
+        parse("serve")
+
+
 @pytest.mark.parametrize(
     ("document", "message"),
     [

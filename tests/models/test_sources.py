@@ -165,7 +165,7 @@ class TestHub:
 
     def test_a_missing_package_says_what_to_install(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-        with pytest.raises(ModelNotFoundError, match=r"pip install 'octavo\[hf\]'"):
+        with pytest.raises(ModelNotFoundError, match=r"-m pip install .*\[hf\]"):
             resolve_model("owner/name")
 
 

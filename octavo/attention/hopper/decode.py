@@ -31,6 +31,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.attention.hopper import caches
@@ -280,7 +281,7 @@ def _finish_piece(queries, run, now, tiles_per_program, top, total, values, shap
         partial = run.partial_out + (place * shape.head_dim)[None, :] + d[:, None]
         gl.store(partial, out, mask=valid[None, :])
         gl.store(run.partial_lse + place, lse, mask=valid)
-        gl.thread_barrier()
+        debug_barrier()
         counter = run.arrivals + now.unit * shape.kv_heads + now.kv_head
         if gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_pieces - 1:
             # Reset for the next layer, whose kernel waits until this one has ended.

@@ -4,6 +4,7 @@ import importlib.util
 from pathlib import Path
 
 from octavo.errors import ConfigError
+from octavo.install_hint import install_extra
 
 
 def check_plot(path: Path) -> None:
@@ -13,7 +14,7 @@ def check_plot(path: Path) -> None:
         ConfigError: matplotlib is not installed, or cannot write such a file.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("plot needs matplotlib, which is not installed; run: pip install 'octavo[plot]'")
+        raise ConfigError(f"plot needs matplotlib, which is not installed; run: {install_extra('plot')}")
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"plot must be a .png, .svg or .pdf file, got {str(path)!r}")
     check_folder("plot", path)

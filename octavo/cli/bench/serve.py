@@ -13,6 +13,7 @@ from octavo.cli.bench.plots import check_folder, check_plot
 from octavo.cli.options import ServeBenchOptions
 from octavo.cli.streams import print_json
 from octavo.errors import ConfigError, OctavoError
+from octavo.install_hint import install_extra
 
 _METRICS = {
     "time to first token (TTFT), ms": "ttft",
@@ -31,7 +32,7 @@ def run_serve_bench(options: ServeBenchOptions) -> None:
         OctavoError: no request succeeded; the figures are printed all the same.
     """
     if importlib.util.find_spec("aiohttp") is None:
-        raise ConfigError("octavo bench serve needs aiohttp; install it with: pip install 'octavo[bench]'")
+        raise ConfigError(f"octavo bench serve needs aiohttp; run: {install_extra('bench')}")
     for name in ("json", "plot"):
         if (text := getattr(options, name)) is not None:
             check_folder(name, Path(text))

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from octavo.engine.structured.compiling import Compiler
 from octavo.engine.structured.grammar import Grammar
 from octavo.errors import ConfigError, StructuredOutputError
+from octavo.install_hint import install_extra
 from octavo.sampling_params import SamplingParams, StructuredOutput
 from octavo.tokenizer import Tokenizer
 
@@ -79,7 +80,7 @@ class Grammars:
 
     def _read(self) -> Compiler:
         if find_spec("llguidance") is None:
-            raise ConfigError("structured output needs llguidance: pip install 'octavo[structured]'")
+            raise ConfigError(f"structured output needs llguidance; run: {install_extra('structured')}")
         if self._tokenizer is None or not self._eos_token_ids:
             raise StructuredOutputError("structured output needs a model with a tokenizer and an EOS token")
         from octavo.engine.structured.vocabulary import read_vocabulary

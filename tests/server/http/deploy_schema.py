@@ -138,6 +138,8 @@ class Volume(Strict):
 
 class PodSpec(Strict):
     containers: Annotated[list[Container], Meta(min_length=1)]
+    # Kubernetes' default is true.
+    enable_service_links: Literal[False]
     termination_grace_period_seconds: Positive = 30
     automount_service_account_token: bool = True
     security_context: PodSecurity | None = None
@@ -237,6 +239,7 @@ class ComposeService(Struct, forbid_unknown_fields=True):
     restart: Literal["no", "always", "on-failure", "unless-stopped"] = "no"
     read_only: bool = False
     tmpfs: list[str] = []
+    shm_size: Annotated[str, Meta(pattern=r"^\d+(b|kb|mb|gb)$")] | None = None
     cap_drop: list[str] = []
     security_opt: list[str] = []
     depends_on: list[str] = []

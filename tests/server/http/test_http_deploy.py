@@ -170,6 +170,41 @@ def test_manifests_have_the_fields_that_kubernetes_knows(path: Path) -> None:
         assert mounted == {volume.name for volume in pod.spec.volumes}
 
 
+def pods(found: object) -> Iterator[dict]:
+    """Every pod, whatever kind of manifest holds it."""
+    for value in found.values() if isinstance(found, dict) else found if isinstance(found, list) else ():
+        yield from pods(value)
+    if isinstance(found, dict) and "containers" in found:
+        yield found
+
+
+@pytest.mark.parametrize("path", sorted((DEPLOY / "kubernetes").glob("*.yaml")), ids=lambda path: path.name)
+def test_pods_know_no_services_and_have_shared_memory(path: Path) -> None:
+    """A service `octavo` would set OCTAVO_PORT; NCCL and Ray need more than 64 MiB of /dev/shm."""
+    found = [pod for manifest in yaml.safe_load_all(path.read_text()) for pod in pods(manifest)]
+    assert found
+    for pod in found:
+        assert pod["enableServiceLinks"] is False
+        memory = {
+            volume["name"]
+            for volume in pod["volumes"]
+            if volume.get("emptyDir", {}).get("medium") == "Memory"
+        }
+        for container in pod["containers"]:
+            mounted = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+            assert mounted["/dev/shm"] in memory
+
+
+def test_grafana_takes_whatever_prometheus_there_is() -> None:
+    """A data source that somebody else made has another uid."""
+    text = (DEPLOY / "grafana" / "octavo.json").read_text()
+    (variable,) = json.loads(text)["templating"]["list"]
+    assert (variable["type"], variable["query"]) == ("datasource", "prometheus")
+    uids = {panel["datasource"]["uid"] for panel in json.loads(text)["panels"] if panel["type"] != "row"}
+    assert uids == {"${" + variable["name"] + "}"}
+    assert "uid" not in (DEPLOY / "grafana" / "datasource.yaml").read_text()
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [("readinessProbe", "readynessProbe"), ("8000}", '"8000"}'), ("Recreate", "Rolling"), ("8Gi", "8GB")],
@@ -186,6 +221,7 @@ def test_compose_has_the_fields_that_it_knows() -> None:
     for name, service in compose.services.items():
         assert (service.build is None) != (service.image is None), name
         assert set(service.depends_on) <= set(compose.services)
+        assert service.build is None or service.shm_size, "NCCL needs more than 64 MiB"
         named = {volume.split(":")[0] for volume in service.volumes if not volume.startswith((".", "$"))}
         assert named <= set(compose.volumes)
 

@@ -138,5 +138,5 @@ def test_what_the_option_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="must begin with http"):
         ServerConfig(otlp_traces_endpoint="collector:4317")
     monkeypatch.setattr(tracing.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'octavo\[otel\]'"):
+    with pytest.raises(ConfigError, match=r"run: .* -m pip install .*\[otel\]"):
         tracing.Traces(ENDPOINT, "tiny")

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from octavo.errors import UnsupportedModelError
+from octavo.install_hint import pip_command
 from octavo.models.formats.gguf.blocks import quantised_of
 
 Decoder = Callable[[np.ndarray, np.ndarray], None]
@@ -67,7 +68,7 @@ def _decode_with_gguf_package(type_name: str, blocks: np.ndarray, out: np.ndarra
         from gguf.quants import dequantize
     except ImportError as error:
         raise UnsupportedModelError(
-            f"{type_name} weights need the gguf package; install it: pip install gguf"
+            f"{type_name} weights need the gguf package; run: {pip_command('gguf')}"
         ) from error
     out[...] = dequantize(blocks, GGMLQuantizationType[type_name])
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.language import debug_barrier
 
 from octavo.layers.linear.grouped.weight import TILE
 
@@ -83,7 +84,7 @@ def leave_part(sums, stripe, parts, shape, LAYOUT: gl.constexpr):
     at = _part_of(gl.program_id(0), parts, shape) + _offsets(shape.rows, LAYOUT)
     for block in gl.static_range(len(sums)):
         gl.store(at + block * (_TILE * shape.rows), sums[block])
-    gl.thread_barrier()
+    debug_barrier()
     gl.atomic_add(parts.arrivals + stripe, 1, sem="release", scope="gpu")
 
 
