@@ -68,6 +68,7 @@ def chat(
     /,
     *,
     system: str | None = None,
+    history: bool = True,
     engine: Engine = EngineOptions(),
     sampling: Annotated[ChatSampling, Parameter(name="*")] = ChatSampling(),
 ) -> None:
@@ -76,10 +77,11 @@ def chat(
     Args:
         messages: the user's side of a conversation.
         system: system prompt.
+        history: at a terminal, find again what was typed in earlier chats, from a private file.
     """
     from octavo.cli.chat import run_chat
 
-    run_chat(messages or [], system, engine, sampling)
+    run_chat(messages or [], system, engine, sampling, history=history)
 
 
 @app.command
