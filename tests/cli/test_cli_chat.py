@@ -314,7 +314,7 @@ def test_a_real_terminal(tmp_path: Path) -> None:
     options = ["--temperature", "0", "--max-tokens", "2000", "--ignore-eos"]
     with terminal("chat", *options, XDG_STATE_HOME=str(tmp_path)) as chat:
         chat.until("/exit leaves.")
-        chat.press("What is\x1b\rgravity?\r")
+        chat.press("What is gravity?\r")
         chat.until("Gravity is")
         chat.press("\x03")
         chat.until("prompt tokens]")
@@ -322,16 +322,16 @@ def test_a_real_terminal(tmp_path: Path) -> None:
         chat.until("Ctrl-D or /exit leaves.")
         chat.press("/set max_tokens 3\r")
         chat.until("max_tokens 3")
-        chat.press("Again.\r")
+        chat.press("Once\x1b\ragain.\r")
         chat.until("[3 tokens")
         chat.press(f"/save {file}\r")
         chat.until("4 messages")
         chat.press("\x04")
         assert chat.process.wait() == 0
     turns = json.loads(file.read_text())["messages"]
-    assert [turn["content"] for turn in turns[::2]] == ["What is\ngravity?", "Again."]
+    assert [turn["content"] for turn in turns[::2]] == ["What is gravity?", "Once\nagain."]
     assert turns[1]["content"].startswith("Gravity is")
-    assert json.loads(history_text(tmp_path)[0]) == "What is\ngravity?"
+    assert json.loads(history_text(tmp_path)[0]) == "What is gravity?"
 
 
 def history_text(state: Path) -> list[str]:
