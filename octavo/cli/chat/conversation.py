@@ -65,8 +65,9 @@ class Conversation:
         self.unanswered = text
         user: Message = {"role": "user", "content": text}
         answer, stopped = self._answer([*self.messages, user])
+        if stopped:
+            print("[stopped; /retry answers again]", file=sys.stderr)
         if stopped and not answer:
-            print("octavo: stopped before the answer; /retry sends the message again", file=sys.stderr)
             return
         self.messages += [user, {"role": "assistant", "content": answer}]
         self.unanswered = None
@@ -122,9 +123,8 @@ class Conversation:
         try:
             with self.llm.chat_stream(messages, self.params) as stream:
                 for delta in stream:
+                    text, output = text + delta.text, delta.output
                     print(delta.text, end="", flush=True)
-                    text += delta.text
-                    output = delta.output
         except KeyboardInterrupt:
             stopped = True
         print()
