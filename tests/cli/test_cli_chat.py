@@ -327,6 +327,7 @@ def test_a_real_terminal(tmp_path: Path) -> None:
         chat.until("[3 tokens")
         chat.press(f"/save {file}\r")
         chat.until("4 messages")
+        chat.until(">")
         chat.press("\x04")
         assert chat.process.wait() == 0
     turns = json.loads(file.read_text())["messages"]
