@@ -218,7 +218,12 @@ def run(arguments: Sequence[str] | None) -> None:
         leave(0)
     except EngineError as error:
         _fail(str(error), 3)
-    except (OctavoError, CycloptsError) as error:
+    except CycloptsError as error:
+        # The tables of other servers' options are read only then.
+        from octavo.cli.elsewhere.answers import explained
+
+        _fail(explained(error, app), 2)
+    except OctavoError as error:
         _fail(str(error), 2)
     except KeyboardInterrupt:
         leave(INTERRUPTED)
