@@ -96,7 +96,7 @@ def test_noise_has_no_figure(
 def test_nothing_but_noise_is_an_error(
     clock: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clock(itertools.repeat(noise()))
+    clock(iter([noise(), QUIET] * 3))
     with pytest.raises(SystemExit) as caught:
         main([*PREFIX])
     assert caught.value.code == 2
