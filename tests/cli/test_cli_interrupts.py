@@ -37,7 +37,7 @@ def test_ctrl_c_at_any_moment_ends_with_130(moment: float) -> None:
         time.sleep(moment)
         process.send_signal(signal.SIGINT)
         errors = [line for line in process.stderr if not line.startswith(b"import time:")]
-        assert process.wait(timeout=60) == 130
+        assert process.wait() == 130
     assert errors == []
 
 
@@ -54,7 +54,7 @@ def test_an_answer_is_streamed_and_ctrl_c_in_it_ends_with_130() -> None:
         process.send_signal(signal.SIGINT)
         process.stdout.read()
         assert process.stderr.read() == b""
-        assert process.wait(timeout=60) == 130
+        assert process.wait() == 130
 
 
 def test_where_ctrl_c_is_ignored_it_stays_ignored() -> None:
@@ -113,7 +113,7 @@ def chat_process() -> Iterator[subprocess.Popen[bytes]]:
             answer(process)
             yield process
             ask(process, "/quit")
-            assert process.wait(timeout=60) == 0
+            assert process.wait() == 0
         finally:
             process.kill()
 
