@@ -183,9 +183,9 @@ def _compile(compiler: list[str], library: Library, path: Path) -> None:
 
 
 def _run(command: list[str]) -> str:
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
+    pipe = subprocess.PIPE
     try:
-        with subprocess.Popen(command, text=True, errors="replace", **pipes) as process:
+        with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, errors="replace") as process:
             output, errors = communicate(process, _IDLE_S, _BUSY_S)
     except FileNotFoundError as error:
         raise KernelUnavailableError(

@@ -282,7 +282,7 @@ def plot(sweep: Sweep, points: list[Point], path: Path) -> None:
     for batch_size in sweep.batch_sizes:
         curve = [point for point in points if point.batch_size == batch_size and point.speedup]
         shares = [100 * point.shared_len / sweep.context_len for point in curve]
-        speedups = [point.speedup for point in curve]
+        speedups = [point.speedup or 0.0 for point in curve]
         (line,) = axes.plot(shares, speedups, marker="o", label=f"batch {batch_size}")
         lows, highs = ([point.speedup_quartiles[side] for point in curve] for side in (0, 1))
         axes.vlines(shares, lows, highs, color=line.get_color())
