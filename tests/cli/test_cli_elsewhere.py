@@ -1,6 +1,5 @@
 """Options and commands of other servers are answered by name; near names are suggested only when near."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ from test_cli_help import COMMANDS
 
 from octavo.cli import main
 from octavo.cli.app import app
-from octavo.cli.elsewhere.answers import OPTIONS, TABLES, table
+from octavo.cli.elsewhere.answers import OPTIONS, TABLES, answers_to, table
 from octavo.errors import suggest
 
 pytestmark = pytest.mark.usefixtures("nothing_is_set")
@@ -70,22 +69,17 @@ def test_options_of_other_servers(capsys: pytest.CaptureFixture[str], arguments:
     assert "Did you mean" not in message
 
 
-def test_every_row_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
-    """Options that Octavo has under the same name are not asked."""
-    for name, note in options_to_ask():
-        assert note in told(capsys, "serve", name), name
-
-
-def options_to_ask() -> Iterator[tuple[str, str]]:
+def test_every_row_is_answered() -> None:
+    """Whichever of its names is given; those that Octavo has, too, are not asked."""
     known = {
         name for argument in COMMANDS["serve",].assemble_argument_collection() for name in argument.names
     }
-    for rows in OPTIONS.values():
+    for server, rows in OPTIONS.items():
         for row in rows:
-            # One of a row shows it: each takes a parse.
-            unknown = [name for name in row.names.split() if name not in {*known, *row.ours.split()}]
-            for name in unknown[:1]:
-                yield name, " ".join((row.note or row.ours.split()[0]).split())
+            expected = row.note or row.ours.split()[0]
+            for name in {*row.names.split()} - {*known, *row.ours.split()}:
+                found = list(answers_to(name, known, app))
+                assert any(server in answer and expected in answer for answer in found), name
 
 
 def test_an_answer_names_options_that_exist() -> None:

@@ -48,7 +48,7 @@ def table(heading: str) -> list[str]:
 def _option(given: str, error: UnknownOptionError, root: App) -> str:
     name = _plain(given)
     here = {option for argument in error.argument_collection for option in argument.names}
-    answers = list(dict.fromkeys(_answers(name, here, root)))
+    answers = list(dict.fromkeys(answers_to(name, here, root)))
     if answers:
         return " ".join(answers)
     elsewhere = [command for command, options in _commands(root) if name in options]
@@ -67,7 +67,7 @@ def _plain(given: str) -> str:
     return name.partition(".")[0].rstrip("0123456789")
 
 
-def _answers(name: str, here: Iterable[str], root: App) -> Iterator[str]:
+def answers_to(name: str, here: Iterable[str], root: App) -> Iterator[str]:
     """Yield what each server's table says of a name, if the answer is one for this command."""
     for server, rows in OPTIONS.items():
         for row in rows:
