@@ -83,8 +83,9 @@ def answers_to(name: str, here: Iterable[str], root: App) -> Iterator[str]:
 def _place(ours: str, here: Iterable[str], root: App) -> str:
     """Say which commands have an option, unless this one does."""
     first = ours.split()[0]
-    places = [command for command, options in _commands(root) if first in options]
-    return "" if first in here else f" (of octavo {', '.join(places)})"
+    if first in here:
+        return ""
+    return f" (of octavo {', '.join(command for command, options in _commands(root) if first in options)})"
 
 
 def _command(given: str, root: App) -> str:
