@@ -9,8 +9,11 @@ import struct
 import subprocess
 from collections.abc import Mapping, Sequence
 
+from octavo.patience import Patience
+
 HEADER = struct.Struct("!QQ")
 _PIECE_BYTES = 1 << 20
+_LOOK_S = 0.5
 # A dead child must not end a process that does not ignore SIGPIPE.
 _SEND_FLAGS = getattr(socket, "MSG_NOSIGNAL", 0)
 
@@ -34,7 +37,7 @@ class ChildProcess:
 
         Args:
             command: program and arguments.
-            start_s: how long it may take to be ready.
+            start_s: how long it may stand still before it is ready; it may work four times as long.
             wall_s: how long a reply may take.
             environment: None: as of this process.
         """
@@ -51,9 +54,9 @@ class ChildProcess:
                     env=environment,
                     start_new_session=True,  # Ctrl-C is for the parent alone
                 )
-            self._connection.settimeout(start_s)
-            self._receive()
+            self._await_first_frame(Patience(self._process.pid, start_s, 4 * start_s))
             self._connection.settimeout(wall_s)
+            self._receive()
         except BaseException:
             self.stop()
             raise
@@ -87,6 +90,16 @@ class ChildProcess:
         self._connection.close()
         if self._process is not None:
             self._process.returncode = 0  # or Popen would wait for a child of another process
+
+    def _await_first_frame(self, patience: Patience) -> None:
+        self._connection.settimeout(min(_LOOK_S, patience.idle_s))
+        while True:
+            try:
+                self._connection.recv(1, socket.MSG_PEEK)
+                return
+            except TimeoutError:
+                if not patience.lasts():
+                    raise
 
     def _receive(self) -> bytes:
         number, length = HEADER.unpack(self._read(HEADER.size))

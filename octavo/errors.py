@@ -22,6 +22,7 @@ OctavoError
 """
 
 import difflib
+import re
 from collections.abc import Collection, Iterable
 
 
@@ -126,5 +127,14 @@ def suggest(name: str, valid: Iterable[str], likeness: float = 0.6) -> str:
         valid: names that are known.
         likeness: of a name that is worth a question, 0 to 1: more where names have long endings in common.
     """
-    close = difflib.get_close_matches(name, list(valid), n=1, cutoff=likeness)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    matches = difflib.get_close_matches(name, list(valid), n=5, cutoff=likeness)
+    near = next((match for match in matches if _differ_little(name, match, likeness)), None)
+    return f"; did you mean {near!r}?" if near else ""
+
+
+def _differ_little(name: str, other: str, likeness: float) -> bool:
+    """Compare names without their common words: enable_lora has nothing of enable_prefix_caching."""
+    words, others = (re.split(r"[-_.\s]+", text) for text in (name, other))
+    own = " ".join(word for word in words if word not in others)
+    rest = " ".join(word for word in others if word not in words)
+    return not own or not rest or difflib.SequenceMatcher(a=own, b=rest).ratio() >= likeness

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
+import patience
 import pytest
 
 # Two test processes share the machine: threads of one would spin against the other's.
@@ -22,6 +23,12 @@ if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
     import interpreted_triton
 
     interpreted_triton.patch()
+
+
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
+    """Wait for a test as long as it works; pytest-timeout itself goes by the clock."""
+    patience.set_timer(item, settings)
+    return True
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

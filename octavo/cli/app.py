@@ -12,6 +12,7 @@ from typing import Annotated
 
 from cyclopts import App, CycloptsError, Parameter
 
+from octavo.cli.groups import in_group
 from octavo.cli.interrupts import EXIT_CODE as INTERRUPTED
 from octavo.cli.leaving import leave
 from octavo.cli.options import (
@@ -28,6 +29,7 @@ from octavo.cli.streams import drop_output, prepare_streams
 from octavo.errors import EngineError, OctavoError
 
 Engine = Annotated[EngineOptions, Parameter(name="*")]
+Quiet = Annotated[bool, in_group("Logging")]
 # Arguments without a flag can only come from the command line.
 Texts = Annotated[list[str] | None, Parameter(show_env_var=False)]
 
@@ -44,8 +46,8 @@ def generate(
     prompts: Texts = None,
     /,
     *,
-    json: bool = False,
-    quiet: bool = False,
+    json: Annotated[bool, in_group("Output")] = False,
+    quiet: Quiet = False,
     engine: Engine = EngineOptions(),
     # --seed is an engine option; it seeds every request.
     sampling: Annotated[GenerateSampling, Parameter(name="*")] = GenerateSampling(),
@@ -67,7 +69,8 @@ def chat(
     messages: Texts = None,
     /,
     *,
-    system: str | None = None,
+    system: Annotated[str | None, in_group("Conversation")] = None,
+    history: Annotated[bool, in_group("Conversation")] = True,
     engine: Engine = EngineOptions(),
     sampling: Annotated[ChatSampling, Parameter(name="*")] = ChatSampling(),
 ) -> None:
@@ -76,10 +79,11 @@ def chat(
     Args:
         messages: the user's side of a conversation.
         system: system prompt.
+        history: at a terminal, find again what was typed in earlier chats, from a private file.
     """
     from octavo.cli.chat import run_chat
 
-    run_chat(messages or [], system, engine, sampling)
+    run_chat(messages or [], system, engine, sampling, history=history)
 
 
 @app.command
@@ -87,7 +91,7 @@ def serve(
     model: str | None = None,
     /,
     *,
-    quiet: bool = False,
+    quiet: Quiet = False,
     server: Annotated[ServeOptions, Parameter(name="*")] = ServeOptions(),
     engine: Engine = EngineOptions(),
 ) -> None:
@@ -107,9 +111,9 @@ def run_batch(
     model: str | None = None,
     /,
     *,
-    input_file: Annotated[Path, Parameter(alias="-i")],
-    output_file: Annotated[Path, Parameter(alias="-o")],
-    quiet: bool = False,
+    input_file: Annotated[Path, Parameter(alias="-i"), in_group("Files")],
+    output_file: Annotated[Path, Parameter(alias="-o"), in_group("Files")],
+    quiet: Quiet = False,
     engine: Engine = EngineOptions(),
 ) -> None:
     """Answer a file of requests in OpenAI's batch format, without a server.
@@ -167,7 +171,7 @@ def bench_serve(*, load: Annotated[ServeBenchOptions, Parameter(name="*")] = Ser
 
 @app.command(name="compile")
 def compile_model(
-    model: str | None = None, /, *, quiet: bool = False, engine: Engine = EngineOptions()
+    model: str | None = None, /, *, quiet: Quiet = False, engine: Engine = EngineOptions()
 ) -> None:
     """Compile everything that a model needs on this machine, for engines that start later.
 
@@ -214,7 +218,12 @@ def run(arguments: Sequence[str] | None) -> None:
         leave(0)
     except EngineError as error:
         _fail(str(error), 3)
-    except (OctavoError, CycloptsError) as error:
+    except CycloptsError as error:
+        # The tables of other servers' options are read only then.
+        from octavo.cli.elsewhere.answers import explained
+
+        _fail(explained(error, app), 2)
+    except OctavoError as error:
         _fail(str(error), 2)
     except KeyboardInterrupt:
         leave(INTERRUPTED)

@@ -10,7 +10,15 @@ from octavo.cli.settings import PREFIX
 
 _PACKAGES = (
     *("octavo", "torch", "triton", "numpy", "tokenizers", "safetensors", "msgspec", "minijinja"),
-    *("llguidance", "starlette", "granian", "prometheus-client", "opentelemetry-sdk", "transformers"),
+    *(
+        "llguidance",
+        "prompt-toolkit",
+        "starlette",
+        "granian",
+        "prometheus-client",
+        "opentelemetry-sdk",
+        "transformers",
+    ),
 )
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "XDG_CACHE_HOME")
 

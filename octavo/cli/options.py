@@ -10,6 +10,8 @@ from cyclopts import Parameter, Token
 from cyclopts.validators import Number
 
 from octavo.bench_client.options import LoadOptions
+from octavo.cli import groups
+from octavo.cli.groups import grouped
 from octavo.config import DType, EngineConfig
 from octavo.errors import ConfigError
 from octavo.json_file import read_file
@@ -20,6 +22,7 @@ _POSITIVE = Parameter(validator=Number(gte=1))
 _NOT_NEGATIVE = Parameter(validator=Number(gte=0))
 
 
+@grouped(groups.ENGINE)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineOptions(EngineConfig):
     """Engine options with short flags. See EngineConfig."""
@@ -77,6 +80,7 @@ def read_text_file(hint: object, tokens: Sequence[Token]) -> str:
 _FILE = Parameter(converter=read_text_file, n_tokens=1, accepts_keys=False, metavar="FILE")
 
 
+@grouped(groups.STRUCTURED)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StructuredOptions(StructuredOutput):
     """What the output must be; at most one. See StructuredOutput.
@@ -96,11 +100,14 @@ class StructuredOptions(StructuredOutput):
     grammar: Annotated[str | None, _FILE] = None
 
 
+@grouped(groups.SAMPLING)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateSampling(SamplingParams):
     """Sampling parameters of `octavo generate`. See SamplingParams."""
 
     structured: Annotated[StructuredOptions | None, Parameter(name="*")] = None
+    # The engine's --seed seeds every request.
+    seed: Annotated[int | None, Parameter(show=False)] = None
     max_tokens: int | None = 128
     stop: Annotated[str | Sequence[str] | None, Parameter(env_var_split=split_strings)] = ()
     logit_bias: Annotated[
@@ -116,6 +123,7 @@ class GenerateSampling(SamplingParams):
     ] = None
 
 
+@grouped(groups.SAMPLING)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatSampling(GenerateSampling):
     """Sampling parameters of `octavo chat`. See SamplingParams."""
@@ -138,6 +146,7 @@ def _read_secret(hint: object, tokens: Sequence[Token]) -> str:
     return tokens[0].value
 
 
+@grouped(groups.SERVER)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServeOptions(ServerConfig):
     """Options of `octavo serve`. See ServerConfig."""
@@ -147,6 +156,7 @@ class ServeOptions(ServerConfig):
     )
 
 
+@grouped(groups.THROUGHPUT)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchOptions:
     """A workload of random token ids: greedy, EOS ignored.
@@ -173,6 +183,7 @@ class BenchOptions:
             )
 
 
+@grouped(groups.PREFIX)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrefixBenchOptions:
     """Decode steps over sequences that share more and more of their context.
@@ -211,6 +222,7 @@ class PrefixBenchOptions:
 _NUMBERS = Parameter(consume_multiple=True, negative="")
 
 
+@grouped(groups.LOAD)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServeBenchOptions(LoadOptions):
     """Options of `octavo bench serve`. See LoadOptions.

@@ -27,7 +27,6 @@ def shell(command: str, stdin: bytes = b"", **environment: str) -> tuple[int, st
         ["bash", "-c", f'set -o pipefail; "$0" -m octavo {command}', sys.executable],
         input=stdin,
         capture_output=True,
-        timeout=120,
         env={**os.environ, **environment},
     )
     errors = done.stderr.decode()

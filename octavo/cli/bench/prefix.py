@@ -1,8 +1,7 @@
 """`octavo bench prefix`: how much faster attention is when shared prefixes are read once."""
 
 import json
-import statistics
-import time
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,15 +13,14 @@ from torch import Tensor
 from octavo.attention import AttentionMetadata, DeviceForest, ForestPlan, KVCache, paged_attention
 from octavo.attention.choice import choose_impl
 from octavo.cli.bench.plots import check_plot
+from octavo.cli.bench.rounds import MAX_TRIES, compare, timer
 from octavo.cli.options import PrefixBenchOptions
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, OctavoError
 
 NUM_STEPS = 9
 # One round over the layers reads at least this many bytes, so that no layer finds its keys in a cache.
 _ROUND_BYTES = {"cpu": 256 << 20, "cuda": 512 << 20}
 _MAX_LAYERS = 16
-# Calls whose median is taken.
-_REPEAT = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +94,11 @@ class Point:
     Attributes:
         batch_size: sequences, one query token each.
         shared_len: leading tokens of context_len that all sequences share.
-        flat_us, forest_us: median microseconds.
-        speedup: flat_us / forest_us.
+        flat_us, forest_us: median microseconds of the rounds.
+        speedup: median of flat / forest over the rounds; None if they differ too much for a median to mean
+            anything, also when all of them were run again.
+        speedup_quartiles: of the rounds.
+        num_tries: how often the rounds were run.
         bytes_ratio: keys and values that flat reads, over distinct ones: the speed-up if only bytes counted.
         max_difference: largest absolute difference between both results.
     """
@@ -106,13 +107,19 @@ class Point:
     shared_len: int
     flat_us: float
     forest_us: float
-    speedup: float
+    speedup: float | None
+    speedup_quartiles: tuple[float, float]
+    num_tries: int
     bytes_ratio: float
     max_difference: float
 
 
 def run_prefix_bench(options: PrefixBenchOptions) -> None:
-    """Run the sweep; print a table, draw the plot if one is wanted, print a JSON line."""
+    """Run the sweep; print a table, draw the plot if one is wanted, print a JSON line.
+
+    Raises:
+        OctavoError: the times of every point were noise; they are printed all the same.
+    """
     sweep = Sweep.decide(options)
     if options.plot is not None:
         check_plot(Path(options.plot))
@@ -121,6 +128,19 @@ def run_prefix_bench(options: PrefixBenchOptions) -> None:
     if options.plot is not None:
         plot(sweep, points, Path(options.plot))
     print(json.dumps({**_describe(sweep), "points": [asdict(point) for point in points]}))
+    _tell_noise(points)
+
+
+def _tell_noise(points: list[Point]) -> None:
+    noise = sum(point.speedup is None for point in points)
+    told = (
+        f"the times of {noise} of {len(points)} points differ too much from round to round, "
+        f"{MAX_TRIES} times over: end what else runs on this machine"
+    )
+    if noise == len(points):
+        raise OctavoError(told)
+    if noise:
+        print(f"octavo: warning: {told}", file=sys.stderr)
 
 
 @torch.inference_mode()
@@ -143,23 +163,25 @@ def _measure_point(sweep: Sweep, q: Tensor, numbers: Tensor, shared_len: int) ->
     def attend(metadata: AttentionMetadata, layer: int) -> Tensor:
         return paged_attention(q, cache.layer(layer), metadata, scale=sweep.head_dim**-0.5)
 
-    def seconds(metadata: AttentionMetadata) -> float:
-        num_layers = cache.data.shape[0]
+    num_layers = cache.data.shape[0]
 
+    def timed(metadata: AttentionMetadata) -> Callable[[], float]:
         def all_layers() -> None:
             for layer in range(num_layers):
                 attend(metadata, layer)
 
-        return median_seconds(all_layers, sweep.device) / num_layers
+        return timer(all_layers, sweep.device)
 
     difference = (attend(flat, 0).float() - attend(forest, 0).float()).abs().max().item()
-    flat_s, forest_s = seconds(flat), seconds(forest)
+    found = compare(timed(flat), timed(forest))
     return Point(
         batch_size=batch_size,
         shared_len=shared_len,
-        flat_us=flat_s * 1e6,
-        forest_us=forest_s * 1e6,
-        speedup=flat_s / forest_s,
+        flat_us=found.first_s / num_layers * 1e6,
+        forest_us=found.second_s / num_layers * 1e6,
+        speedup=None if found.is_noise else found.ratio,
+        speedup_quartiles=(found.low, found.high),
+        num_tries=found.num_tries,
         bytes_ratio=batch_size * sweep.context_len / num_tokens,
         max_difference=difference,
     )
@@ -215,35 +237,6 @@ def _metadata(sweep: Sweep, block_tables: np.ndarray) -> tuple[AttentionMetadata
     return plain, replace(plain, work=forest if plan.num_units else None)
 
 
-def median_seconds(call: Callable[[], None], device: torch.device) -> float:
-    """Return the median seconds of a call: of CUDA graph replays, or of wall time on a CPU."""
-    call()
-    if device.type == "cuda":
-        return _median_replay_seconds(call)
-    times = []
-    for _ in range(_REPEAT):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
-def _median_replay_seconds(call: Callable[[], None]) -> float:
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    for _ in range(2):
-        graph.replay()
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(_REPEAT)]
-    for begin, end in events:
-        begin.record()
-        graph.replay()
-        end.record()
-    torch.cuda.synchronize()
-    return statistics.median(begin.elapsed_time(end) for begin, end in events) / 1000
-
-
 def _describe(sweep: Sweep) -> dict[str, object]:
     name = (
         torch.cuda.get_device_name() if sweep.device.type == "cuda" else f"{torch.get_num_threads()} threads"
@@ -265,25 +258,34 @@ def _print_table(sweep: Sweep, points: list[Point]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    title = f"speed-up of shared blocks read once\n{_title(sweep)}"
+    title = f"speed-up of shared blocks read once: median (quartiles)\n{_title(sweep)}"
     table = Table("context in common", *(f"batch {size}" for size in sweep.batch_sizes), title=title)
     for shared_len in sweep.shared_lens:
         row = [point for point in points if point.shared_len == shared_len]
-        cells = (f"{point.speedup:.2f}x ({point.forest_us:.0f} us)" for point in row)
-        table.add_row(f"{shared_len / sweep.context_len:.1%}", *cells)
+        table.add_row(f"{shared_len / sweep.context_len:.1%}", *map(_cell, row))
     Console().print(table)
 
 
+def _cell(point: Point) -> str:
+    low, high = point.speedup_quartiles
+    if point.speedup is None:
+        return f"noise ({low:.2f}-{high:.2f})"
+    return f"{point.speedup:.2f}x ({low:.2f}-{high:.2f})\n{point.forest_us:.0f} us"
+
+
 def plot(sweep: Sweep, points: list[Point], path: Path) -> None:
-    """Draw one curve of the speed-up per batch size."""
+    """Draw one curve of the speed-up per batch size, with its quartiles; noise is left out."""
     from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
     for batch_size in sweep.batch_sizes:
-        curve = [point for point in points if point.batch_size == batch_size]
+        curve = [point for point in points if point.batch_size == batch_size and point.speedup]
         shares = [100 * point.shared_len / sweep.context_len for point in curve]
-        axes.plot(shares, [point.speedup for point in curve], marker="o", label=f"batch {batch_size}")
+        speedups = [point.speedup or 0.0 for point in curve]
+        (line,) = axes.plot(shares, speedups, marker="o", label=f"batch {batch_size}")
+        lows, highs = ([point.speedup_quartiles[side] for point in curve] for side in (0, 1))
+        axes.vlines(shares, lows, highs, color=line.get_color())
     axes.axhline(1, color="grey", linewidth=0.8)
     axes.set_xlabel("context in common, %")
     axes.set_ylabel("speed-up over reading each sequence by itself")

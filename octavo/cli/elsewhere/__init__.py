@@ -1,0 +1,1 @@
+"""What people type who come from another server, and Octavo's answer."""
