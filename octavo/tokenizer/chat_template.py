@@ -82,7 +82,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, object] | None = None,
     ) -> str:
-        """Render a conversation into the text that transformers makes of it, whatever the template leaves out.
+        """Render a conversation into the text that transformers makes of it, whatever is left out.
 
         Args:
             messages: mappings with `role` and `content` (text or a list of text parts), and optionally

@@ -1,9 +1,10 @@
 """Renders untrusted Jinja templates; runs as a script in a child process (`template_process`).
 
 Jinja2's sandbox renders them, set up as transformers does, so that a prompt is the one that the model was
-trained with. To start fast it imports nothing else beyond the standard library. Its standard input is a socket,
-which carries requests and replies: a header with a number and a length, then that many bytes of JSON. A reply
-carries the number of its request. `run` is what any child of `octavo.child_process` does; others import it.
+trained with. To start fast it imports nothing else beyond the standard library. Its standard input is a
+socket, which carries requests and replies: a header with a number and a length, then that many bytes of JSON.
+A reply carries the number of its request. `run` is what any child of `octavo.child_process` does; others
+import it.
 """
 
 import json
@@ -62,7 +63,7 @@ class _Generation(Extension):
     As in transformers they are calls, so what is set within one is unknown behind it.
     """
 
-    tags = {"generation"}  # noqa: RUF012  Jinja2 declares it so
+    tags = {"generation"}
 
     def parse(self, parser: Parser) -> nodes.Node:
         """Parse a block."""
@@ -154,11 +155,14 @@ def answer(request: Mapping[str, Any], template_of: Callable[[str], jinja2.Templ
     """
     context = request["context"]
     if "now" in request:
-        context["strftime_now"] = datetime.fromisoformat(request["now"]).strftime
+        now = datetime.fromisoformat(request["now"])
+        context["strftime_now"] = lambda format: now.strftime(format)
     try:
         text = template_of(request["source"]).render(context)
         if len(text) > MAX_OUTPUT_CHARS:
             raise RenderError(f"expected at most {MAX_OUTPUT_CHARS} characters, got {len(text)}")
+    except MemoryError:  # earlier templates may have left too little: the parent asks a fresh process
+        raise
     except Exception as error:  # a template can fail in any way that Python can
         return {"error": _cause(error)[:MAX_ERROR_CHARS]}
     return {"text": text}
@@ -169,8 +173,6 @@ def _cause(error: Exception) -> str:
         return f"syntax error: {error.message} (in chat:{error.lineno})"
     if isinstance(error, RenderError | TemplateError):
         return str(error)
-    if isinstance(error, MemoryError):
-        return "expected it to need less memory, got more than a child process may have"
     return f"{type(error).__name__}: {error}"
 
 

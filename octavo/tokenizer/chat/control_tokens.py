@@ -28,10 +28,10 @@ _ROLES_OF_RESULTS = ("tool", "function")
 class ControlTokens:
     """The tokens of a vocabulary that divide a prompt, and so may come from the chat template alone.
 
-    These are the special tokens, those that the model's folder calls control tokens, and further added tokens
-    that the template writes. An added token that is no special one and looks like a tag, such as
-    `<tool_call>`, is markup within a turn, which system prompts explain and models write: it is guarded in the
-    results of tools only. So is reasoning's markup, which templates look for in an assistant's turn.
+    These are the special tokens, those that the model's folder calls control tokens, and further added
+    tokens that the template writes. Some of the latter look like tags, such as `<tool_call>`: they are markup
+    within a turn, which system prompts explain and models write, so they are guarded in the results of tools
+    alone. Reasoning's markup is not guarded in an assistant's turn, where templates look for it.
 
     Args:
         backend: the vocabulary; not changed.
@@ -68,8 +68,8 @@ class ControlTokens:
         """
         for place, piece in self._found(inputs):
             raise ChatTemplateError(
-                f"{place}: expected a text without control tokens, got one with {piece!r}; this is refused because "
-                "of message_control_tokens='refuse'"
+                f"{place}: expected a text without control tokens, got one with {piece!r}, which "
+                "message_control_tokens='refuse' does not take"
             )
 
     def marked(self, inputs: dict[str, Any]) -> tuple[dict[str, Any], str]:
@@ -91,7 +91,9 @@ class ControlTokens:
         if mark is None:
             raise ChatTemplateError("expected messages without Unicode's noncharacters U+FDD0 to U+FDEF")
         marked: dict[str, Any] = {
-            name: self._mark(value, self._in_texts, mark) for name, value in inputs.items() if name != "messages"
+            name: self._mark(value, self._in_texts, mark)
+            for name, value in inputs.items()
+            if name != "messages"
         }
         marked["messages"] = [
             self._mark(message, self._guarded(message), mark) for message in inputs["messages"]
@@ -131,15 +133,16 @@ class ControlTokens:
 
     def _broken(self, text: str, guarded: frozenset[str], mark: str) -> str:
         """Break the control tokens in a text. What is left of one may be another."""
-        for _ in range(_MAX_ROUNDS):
-            hits = self._finder.hits(text, guarded)
-            if not hits:
-                return text
+        hits, num_rounds = self._finder.hits(text, guarded), 0
+        while hits:
+            if num_rounds == _MAX_ROUNDS:
+                raise ChatTemplateError(
+                    f"expected messages without the control token {hits[0][1]!r}, which cannot be text here"
+                )
             for begin, _ in reversed(hits):
                 text = f"{text[: begin + 1]}{mark}{text[begin + 1 :]}"
-        raise ChatTemplateError(
-            f"expected messages without the control token {hits[0][1]!r}, which cannot be written as text here"
-        )
+            hits, num_rounds = self._finder.hits(text, guarded), num_rounds + 1
+        return text
 
 
 class _Finder:

@@ -1,7 +1,7 @@
 """Sees to it that each turn of a conversation is in its prompt.
 
-Templates leave out roles they do not know, or a second system turn, without a word. A developer's turn becomes
-the system's where a template does not know developers; any other turn that leaves no trace is refused.
+Templates leave out roles they do not know, or a second system turn, without a word. A developer's turn
+becomes the system's where a template knows no developers; any other turn that leaves no trace is refused.
 """
 
 import json
@@ -85,7 +85,7 @@ class Roles:
     def _left_out(
         self, messages: list[Message], text: str, render: Render, settings: Mapping[str, Any]
     ) -> tuple[int, ...]:
-        """Return the turns without a trace. Only if the text does not tell, a conversation of its shape does."""
+        """Return the turns without a trace. If the text does not tell, a conversation like it does."""
         if _are_in_order(messages, text):
             return ()
         shape = hash((*map(_shape, messages), json.dumps(settings, sort_keys=True)))
@@ -107,7 +107,7 @@ def _with_system(messages: list[Message]) -> list[Message] | None:
 def _left_out_error(messages: Sequence[Message], index: int) -> ChatTemplateError:
     return ChatTemplateError(
         f"messages[{index}]: the model's chat template leaves out this turn of the role "
-        f"{messages[index]['role']!r}; give its text another role or another place, such as the first system turn"
+        f"{messages[index]['role']!r}; give its text another role or place, such as the first system turn"
     )
 
 
