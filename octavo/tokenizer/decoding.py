@@ -8,8 +8,8 @@ incomplete characters:
     pushed text    caf      -      é       " au"      the incomplete character C3 is held back
 
 Vocabularies of SentencePiece have tokens of single bytes for characters without a piece. A run of these is
-text if all of it is valid UTF-8; else each byte becomes U+FFFD, as in the tokenizers package. So a run is held
-back until another token ends it.
+text if all of it is valid UTF-8; else each byte becomes U+FFFD, as in the tokenizers package. So a run is
+held back until another token ends it.
 """
 
 import codecs

@@ -7,6 +7,7 @@
 A mark within the token goes wherever the template puts the token, and no template can take it for its own.
 """
 
+import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
@@ -84,9 +85,9 @@ class ControlTokens:
         Raises:
             ChatTemplateError: a control token cannot be marked.
         """
-        if next(self._found(inputs), None) is None:
-            return inputs, ""
         text = encoded(inputs).decode()
+        if not self._finder.may_be_in_json(text) or next(self._found(inputs), None) is None:
+            return inputs, ""
         mark = next((mark for mark in MARKS if mark not in text), None)
         if mark is None:
             raise ChatTemplateError("expected messages without Unicode's noncharacters U+FDD0 to U+FDEF")
@@ -158,13 +159,15 @@ class _Finder:
         self._matcher.add_tokens([token for token in added if not token.special])
         self._prefixes = _prefixes(pieces)
 
-    def may_be_in(self, text: str) -> bool:
-        """Return False if no piece is in a text; a quick look."""
-        return self._is_normalized or any(prefix in text for prefix in self._prefixes)
+    def may_be_in_json(self, text: str) -> bool:
+        """Return False if no piece is in JSON; a quick look."""
+        return self._is_normalized or any(
+            json.dumps(prefix, ensure_ascii=False)[1:-1] in text for prefix in self._prefixes
+        )
 
     def hits(self, text: str, guarded: frozenset[str]) -> list[tuple[int, str]]:
         """Return where guarded tokens begin, and their pieces."""
-        if not self.may_be_in(text):
+        if not self._is_normalized and not any(prefix in text for prefix in self._prefixes):
             return []
         encoding = self._matcher.encode(text, add_special_tokens=False)
         found = zip(encoding.tokens, encoding.offsets, strict=True)

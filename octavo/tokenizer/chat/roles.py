@@ -1,12 +1,15 @@
 """Sees to it that each turn of a conversation is in its prompt.
 
 Templates leave out roles they do not know, or a second system turn, without a word. A developer's turn
-becomes the system's where a template knows no developers; any other turn that leaves no trace is refused.
+becomes the system's where a template knows no developers, and calls that a template leaves out are written
+into the text of their turn; any other turn that leaves no trace is refused.
 """
 
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from octavo.errors import ChatTemplateError
@@ -36,7 +39,7 @@ class Roles:
         quoted = {found[1] for tag in tags if "role" in tag for found in _QUOTED.findall(tag)}
         self._named = quoted - {*MESSAGE_KEYS}
         self._knows_developers = "developer" in source
-        self._lost: dict[int, tuple[int, ...]] = {}
+        self._lost: dict[int, _Lost] = {}
 
     def check(self, messages: Sequence[Message]) -> None:
         """Refuse roles that neither OpenAI's API nor the template knows.
@@ -62,61 +65,64 @@ class Roles:
         Raises:
             ChatTemplateError: the template fails, or it leaves a turn out; the error names it.
         """
-        as_system = _with_system(messages)
-        if as_system is None or self._knows_developers:
-            try:
-                text = render(messages)
-            except ChatTemplateError:
-                if as_system is None:
-                    raise
-            else:
-                lost = self._left_out(messages, text, render, settings)
-                if not lost:
-                    return text
-                if as_system is None or all(messages[index]["role"] != "developer" for index in lost):
-                    raise _left_out_error(messages, lost[0])
-        assert as_system is not None
-        text = render(as_system)
-        lost = self._left_out(as_system, text, render, settings)
-        if lost:
-            raise _left_out_error(messages, lost[0])
+        if any(message["role"] == "developer" for message in messages):
+            if self._knows_developers:
+                with suppress(ChatTemplateError):
+                    return self._complete(messages, render, settings)
+            messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
+        return self._complete(messages, render, settings)
+
+    def _complete(self, messages: list[Message], render: Render, settings: Mapping[str, Any]) -> str:
+        text = render(messages)
+        lost = self._left_out(messages, text, render, settings)
+        if lost.calls:
+            messages = [_written(m) if index in lost.calls else m for index, m in enumerate(messages)]
+            text = render(messages)
+            lost = self._left_out(messages, text, render, settings)
+        for index in lost.turns:
+            raise ChatTemplateError(
+                f"messages[{index}]: the model's chat template leaves out this turn of the role "
+                f"{messages[index]['role']!r}; give its text another role or place, such as the first "
+                "system turn"
+            )
         return text
 
     def _left_out(
         self, messages: list[Message], text: str, render: Render, settings: Mapping[str, Any]
-    ) -> tuple[int, ...]:
-        """Return the turns without a trace. If the text does not tell, a conversation like it does."""
+    ) -> "_Lost":
+        """Return what left no trace. If the text does not tell, a conversation like it does."""
         if _are_in_order(messages, text):
-            return ()
+            return _NOTHING
         shape = hash((*map(_shape, messages), json.dumps(settings, sort_keys=True)))
         lost = self._lost.get(shape)
         if lost is None:
             if len(self._lost) >= _MAX_SHAPES:
                 self._lost.clear()
-            lost = self._lost[shape] = _lost_probes(messages, render)
+            lost = self._lost[shape] = _probed(messages, render)
         return lost
 
 
-def _with_system(messages: list[Message]) -> list[Message] | None:
-    """Return messages with developers as the system; None: there are no developers."""
-    if all(message["role"] != "developer" for message in messages):
-        return None
-    return [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """What a template leaves out, as indices of messages: whole turns, and calls of tools."""
+
+    turns: tuple[int, ...] = ()
+    calls: tuple[int, ...] = ()
 
 
-def _left_out_error(messages: Sequence[Message], index: int) -> ChatTemplateError:
-    return ChatTemplateError(
-        f"messages[{index}]: the model's chat template leaves out this turn of the role "
-        f"{messages[index]['role']!r}; give its text another role or place, such as the first system turn"
-    )
+_NOTHING = _Lost()
+
+
+def _said(message: Message) -> str:
+    return (message["content"] or "").strip()
 
 
 def _are_in_order(messages: Sequence[Message], text: str) -> bool:
     """Return whether what each message says is in the text as it is, one after the other."""
     position = 0
     for message in messages:
-        said = (message["content"] or "").strip() or _longest_argument(message)
-        if said is None:
+        said = _longest_argument(message) if message.get("tool_calls") else _said(message)
+        if not said and not message.get("tool_calls"):
             continue
         found = text.find(said, position) if len(said) >= _TELLING_CHARS else -1
         if found < 0:
@@ -125,44 +131,57 @@ def _are_in_order(messages: Sequence[Message], text: str) -> bool:
     return True
 
 
-def _longest_argument(message: Message) -> str | None:
-    """Return a text that a message's calls say; None: it has no calls, and says nothing."""
-    calls = message.get("tool_calls")
-    if not calls:
-        return None
-    arguments = [call["function"].get("arguments") for call in calls]
+def _longest_argument(message: Message) -> str:
+    arguments = [call["function"].get("arguments") for call in message["tool_calls"]]
     texts = [text for entry in arguments if isinstance(entry, dict) for text in entry.values()]
     return max((text for text in texts if isinstance(text, str)), key=len, default="")
 
 
 def _shape(message: Message) -> tuple[Any, ...]:
-    content, calls = (message["content"] or "").strip(), message.get("tool_calls") or ()
-    return message["role"], bool(content), len(calls), *sorted(message)
+    return message["role"], bool(_said(message)), len(message.get("tool_calls") or ()), *sorted(message)
 
 
-def _lost_probes(messages: list[Message], render: Render) -> tuple[int, ...]:
-    """Render the conversation with a word of its own for each turn; return the turns without their word."""
-    words = {index: f"turn{index:x}q7z" for index, message in enumerate(messages) if _says_something(message)}
-    probes = [
-        _probe(message, words[index]) if index in words else message for index, message in enumerate(messages)
-    ]
-    try:
-        text = render(probes).casefold()
-    except ChatTemplateError:  # it wants certain texts, and then it has looked at them
-        return ()
-    return tuple(index for index, word in words.items() if word not in text)
+def _probed(messages: list[Message], render: Render) -> _Lost:
+    """Render the conversation with words of their own in each turn, and look for them.
+
+    Some templates show the system's turn only while a user's is the last. So a turn counts as shown, too, if
+    the conversation shows it when it ends with its last user's turn.
+    """
+    turns = {index for index, m in enumerate(messages) if _said(m) or m.get("tool_calls")}
+    calls = {index for index, m in enumerate(messages) if m.get("tool_calls")}
+    users = [index for index, message in enumerate(messages) if message["role"] == "user"]
+    for end in (len(messages), *(index + 1 for index in users[-1:])):
+        if not turns and not calls:
+            break
+        try:
+            text = render([_probe(message, index) for index, message in enumerate(messages[:end])]).casefold()
+        except ChatTemplateError:  # it wants certain texts, and then it has looked at them
+            return _NOTHING
+        calls = {index for index in calls if _word("call", index) not in text}
+        turns = {i for i in turns if _word("turn", i) not in text and _word("call", i) not in text}
+    return _Lost(tuple(sorted(turns - calls)), tuple(sorted(calls)))
 
 
-def _says_something(message: Message) -> bool:
-    return bool((message["content"] or "").strip() or message.get("tool_calls"))
+def _word(kind: str, index: int) -> str:
+    return f"{kind}{index:x}q7z"
 
 
-def _probe(message: Message, word: str) -> Message:
+def _probe(message: Message, index: int) -> Message:
     probe = dict(message)
-    if (message["content"] or "").strip():
-        probe["content"] = word
+    if _said(message):
+        probe["content"] = _word("turn", index)
     if message.get("tool_calls"):
+        function = {"name": _word("call", index)}
         probe["tool_calls"] = [
-            call | {"function": call["function"] | {"name": word}} for call in message["tool_calls"]
+            call | {"function": call["function"] | function} for call in message["tool_calls"]
         ]
     return probe
+
+
+def _written(message: Message) -> Message:
+    """Return a message whose calls are part of its text, in the form that most models read."""
+    functions = [call["function"] for call in message["tool_calls"]]
+    calls = [{"name": function.get("name"), "arguments": function["arguments"]} for function in functions]
+    texts = [f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" for call in calls]
+    rest = {name: value for name, value in message.items() if name != "tool_calls"}
+    return rest | {"content": "\n".join(filter(None, (message["content"], *texts)))}
