@@ -156,9 +156,17 @@ def _inputs(
     return {
         "documents": None,
         **_checked_variables(variables or {}),
-        "messages": checked_messages(messages),
+        "messages": [_with_reasoning(message) for message in checked_messages(messages)],
         "tools": None if tools is None else checked_tools(tools),
     }
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """Give reasoning both names that templates read, as transformers does."""
+    reasoning = message.get("reasoning_content", message.get("thinking"))
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def _checked_variables(variables: Mapping[str, object]) -> dict[str, object]:

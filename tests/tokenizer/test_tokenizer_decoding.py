@@ -85,7 +85,14 @@ def test_a_character_is_shown_when_its_run_of_bytes_ends():
     text = tokenizer.token_text(400)
     assert streamed(tokenizer, [*euro, 400], 1, True) == ["", "", "", f"€{text}", ""]
     assert streamed(tokenizer, euro, 1, True) == ["", "", "", "€"]
-    assert streamed(tokenizer, [*euro, 3 + 0xFF, 3 + 0x41], 1, True) == ["", "", "", "\ufffd" * 4, "\ufffd", ""]
+    assert streamed(tokenizer, [*euro, 3 + 0xFF, 3 + 0x41], 1, True) == [
+        "",
+        "",
+        "",
+        "\ufffd" * 4,
+        "\ufffd",
+        "",
+    ]
 
 
 def test_byte_level_characters_are_shown_with_their_last_byte():
