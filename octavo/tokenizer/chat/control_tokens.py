@@ -157,6 +157,7 @@ class _Finder:
             self._matcher.normalizer = backend.normalizer
         self._matcher.add_special_tokens([token for token in added if token.special])
         self._matcher.add_tokens([token for token in added if not token.special])
+        self._pieces = {i: token.content for i, token in self._matcher.get_added_tokens_decoder().items()}
         self._prefixes = _prefixes(pieces)
 
     def may_be_in_json(self, text: str) -> bool:
@@ -170,7 +171,7 @@ class _Finder:
         if not self._is_normalized and not any(prefix in text for prefix in self._prefixes):
             return []
         encoding = self._matcher.encode(text, add_special_tokens=False)
-        found = zip(encoding.tokens, encoding.offsets, strict=True)
+        found = [(self._pieces.get(i), span) for i, span in zip(encoding.ids, encoding.offsets, strict=True)]
         return [(_first_visible(text, *span), piece) for piece, span in found if piece in guarded]
 
 

@@ -69,10 +69,17 @@ class Roles:
             if self._knows_developers:
                 with suppress(ChatTemplateError):
                     return self._complete(messages, render, settings)
-            messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
+            as_system = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
+            return self._complete(as_system, render, settings, [m["role"] for m in messages])
         return self._complete(messages, render, settings)
 
-    def _complete(self, messages: list[Message], render: Render, settings: Mapping[str, Any]) -> str:
+    def _complete(
+        self,
+        messages: list[Message],
+        render: Render,
+        settings: Mapping[str, Any],
+        roles: Sequence[str] | None = None,
+    ) -> str:
         text = render(messages)
         lost = self._left_out(messages, text, render, settings)
         if lost.calls:
@@ -82,8 +89,8 @@ class Roles:
         for index in lost.turns:
             raise ChatTemplateError(
                 f"messages[{index}]: the model's chat template leaves out this turn of the role "
-                f"{messages[index]['role']!r}; give its text another role or place, such as the first "
-                "system turn"
+                f"{roles[index] if roles else messages[index]['role']!r}; give its text another role or "
+                "place, such as the first system turn"
             )
         return text
 
