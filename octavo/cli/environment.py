@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from octavo.cli.settings import PREFIX
 
 _PACKAGES = (
-    *("octavo", "torch", "triton", "numpy", "tokenizers", "safetensors", "msgspec", "minijinja"),
+    *("octavo", "torch", "triton", "numpy", "tokenizers", "safetensors", "msgspec", "jinja2"),
     *("llguidance", "starlette", "granian", "prometheus-client", "opentelemetry-sdk", "transformers"),
 )
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "XDG_CACHE_HOME")

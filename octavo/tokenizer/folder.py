@@ -159,7 +159,7 @@ def _chat_templates(folder: Path, config: _TokenizerConfig) -> dict[str, str]:
     templates = _template_files(folder)
     if "default" not in templates:
         templates = _declared_templates(folder, config) | templates
-    if templates and "default" not in templates:
+    if templates and not templates.keys() & {"default", "tool_use"}:
         raise FileFormatError(
             f"{folder / 'tokenizer_config.json'}: expected one chat template named 'default', "
             f"got {sorted(templates)}"

@@ -69,11 +69,27 @@ def encoded(value: object) -> bytes:
         ChatTemplateError: a text holds a lone surrogate, or a number has thousands of digits.
     """
     try:
-        return json.dumps(value, ensure_ascii=False).encode()
+        return encoded_text(json.dumps(value, ensure_ascii=False))
     except ValueError as error:
-        raise ChatTemplateError(
-            f"expected messages, variables and template of valid Unicode and short numbers: {error}"
-        ) from error
+        raise _unwritable(error) from error
+
+
+def encoded_text(text: str) -> bytes:
+    """Return a text as UTF-8.
+
+    Raises:
+        ChatTemplateError: it holds a lone surrogate.
+    """
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise _unwritable(error) from error
+
+
+def _unwritable(error: ValueError) -> ChatTemplateError:
+    return ChatTemplateError(
+        f"expected messages, variables and template of valid Unicode and short numbers: {error}"
+    )
 
 
 def _checked_message(message: object, where: str) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class TemplateProcess:
         memory that earlier templates left behind.
 
         Args:
-            request: JSON as `template_sandbox.answer` takes it.
+            request: bytes as `template_sandbox.answer` takes them.
 
         Raises:
             ChatTemplateError: the template fails, refuses the messages or exceeds a bound; or no child

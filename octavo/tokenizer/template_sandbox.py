@@ -2,8 +2,8 @@
 
 Jinja2's sandbox renders them, set up as transformers does, so that a prompt is the one that the model was
 trained with. To start fast it imports nothing else beyond the standard library. Its standard input is a
-socket, which carries requests and replies: a header with a number and a length, then that many bytes of JSON.
-A reply carries the number of its request. `run` is what any child of `octavo.child_process` does; others
+socket, which carries requests and replies: a header with a number and a length, then that many bytes. A reply
+carries the number of its request. `run` is what any child of `octavo.child_process` does; others
 import it.
 """
 
@@ -24,6 +24,7 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -32,6 +33,14 @@ MAX_SOURCE_CHARS = 256 * 1024
 MAX_OUTPUT_CHARS = 8 * 1024 * 1024
 MAX_ERROR_CHARS = 10_000
 _METHODS = frozenset(dir(dict))
+# Attributes that the sandbox would allow after it has looked at them. `format` is not among them.
+_SAFE: Mapping[type, frozenset[str]] = {
+    str: frozenset({"endswith", "lstrip", "replace", "rstrip", "split", "startswith", "strip"}),
+    dict: frozenset({"get", "items", "keys", "values"}),
+    LoopContext: frozenset(
+        {"first", "index", "index0", "last", "length", "nextitem", "previtem", "revindex"}
+    ),
+}
 # What Python reports to audit hooks while Jinja2 compiles a template, runs it or says where it failed.
 HARMLESS_EVENTS = frozenset(
     {"builtins.id", "code.__new__", "compile", "exec", "object.__getattr__", "sys._getframe"}
@@ -48,12 +57,15 @@ class RenderError(Exception):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, quicker with what templates do most: to read a message's fields as attributes."""
+    """The sandbox, quicker with what templates do most."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Return an attribute or an item of this name."""
-        if type(obj) is dict and attribute in obj and attribute not in _METHODS:
-            return obj[attribute]
+        kind = type(obj)
+        if kind is dict and attribute not in _METHODS:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if attribute in _SAFE.get(kind, ()) or (kind is _Namespace and attribute in obj._Namespace__attrs):
+            return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
 
@@ -123,13 +135,14 @@ def _to_json(
     )
 
 
-def compiled(source: str) -> jinja2.Template:
+def compiled(encoded: bytes) -> jinja2.Template:
     """Compile a template.
 
     Raises:
         RenderError: the source is too long.
         jinja2.TemplateError: it is not valid Jinja.
     """
+    source = encoded.decode()
     if len(source) > MAX_SOURCE_CHARS:
         raise RenderError(f"expected at most {MAX_SOURCE_CHARS} characters of template, got {len(source)}")
     environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
@@ -142,23 +155,26 @@ def compiled(source: str) -> jinja2.Template:
     return environment.from_string(source)
 
 
-def answer(request: Mapping[str, Any], template_of: Callable[[str], jinja2.Template]) -> dict[str, str]:
+def answer(request: bytes, template_of: Callable[[bytes], jinja2.Template]) -> dict[str, str]:
     """Render one request.
 
     Args:
-        request: `{"source", "context"}`, and `"now"` if the template may ask for the time.
+        request: a template's source, a zero byte, and JSON: `{"context"}`, and `"now"` if the template may
+            ask for the time.
         template_of: returns the compiled template of a source.
 
     Returns:
         `{"text"}`, or `{"error"}` if the template is malformed, fails, refuses the messages or exceeds a
         bound.
     """
-    context = request["context"]
-    if "now" in request:
-        now = datetime.fromisoformat(request["now"])
+    source, _, body = request.rpartition(b"\0")
+    asked = json.loads(body)
+    context = asked["context"]
+    if "now" in asked:
+        now = datetime.fromisoformat(asked["now"])
         context["strftime_now"] = lambda format: now.strftime(format)
     try:
-        text = template_of(request["source"]).render(context)
+        text = template_of(source).render(context)
         if len(text) > MAX_OUTPUT_CHARS:
             raise RenderError(f"expected at most {MAX_OUTPUT_CHARS} characters, got {len(text)}")
     except MemoryError:  # earlier templates may have left too little: the parent asks a fresh process
@@ -244,8 +260,7 @@ def main() -> None:
     template_of = lru_cache(maxsize=8)(compiled)
 
     def answer_frame(request: bytes) -> bytes:
-        reply = answer(json.loads(request), template_of)
-        return json.dumps(reply, ensure_ascii=False).encode("utf-8", "replace")
+        return json.dumps(answer(request, template_of), ensure_ascii=False).encode("utf-8", "replace")
 
     run(answer_frame, lock_up)
 

@@ -12,6 +12,8 @@ from octavo.tokenizer.folder import read_folder_vocabulary
 from octavo.tokenizer.gguf_vocabulary import read_gguf_vocabulary
 from octavo.tokenizer.vocabulary import Vocabulary
 
+_NEEDS_TOOLS = "{{ raise_exception('expected tools, since this model has a template for tools alone') }}"
+
 
 class Tokenizer:
     """The tokenizer of one model. Safe to share between threads.
@@ -158,16 +160,17 @@ class Tokenizer:
         templates = vocabulary.chat_templates
         if not templates:
             return None
+        default, with_tools = templates.get("default", _NEEDS_TOOLS), templates.get("tool_use")
         return ChatTemplate(
-            templates["default"],
-            tool_use_source=templates.get("tool_use"),
+            default,
+            tool_use_source=with_tools,
             bos_token=self._piece(vocabulary.bos_token_id),
             eos_token=self._piece(vocabulary.eos_token_id),
             special_tokens=vocabulary.special_tokens,
             control_tokens=ControlTokens(
                 vocabulary.backend,
                 vocabulary.special_ids,
-                [templates["default"], templates.get("tool_use", "")],
+                [default, with_tools or ""],
                 vocabulary.control_tokens,
             ),
         )

@@ -76,7 +76,7 @@ UNBOUNDED = {
     "captured block": "{% set x %}{% for i in range(99999) %}{{ 'a' * 9999 }}{% endfor %}{% endset %}{{ x }}",
     "output": "{% for i in range(99999) %}{{ 'a' * 100000 }}{% endfor %}",
 }
-LIMITS = r"processor time|at most 5 s|memory|too large|characters"
+LIMITS = r"processor time|at most 5 s|memory|too large|characters|recursion depth"
 SLOW_FILTERS = "{% for i in range(9999) %}{% set x = range(99999)|sort|unique|list %}{% endfor %}"
 # text without a word of Python's insides
 HARMLESS = {
