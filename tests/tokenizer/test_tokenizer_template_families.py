@@ -5,6 +5,7 @@ from datetime import datetime
 import pytest
 from template_expressions import EXPRESSIONS, STATEMENTS
 from template_families import ARGUMENTS, CONVERSATIONS, FAMILIES, TOOL, USER
+from template_samples import transformers_at
 
 from octavo.errors import ChatTemplateError
 from octavo.tokenizer import ChatTemplate
@@ -16,18 +17,11 @@ TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 @pytest.fixture
 def oracle(monkeypatch):
     """Return transformers' text, or None where it fails."""
-    from transformers.utils import chat_template_utils
-
-    class FixedClock(datetime):
-        @classmethod
-        def now(cls, tz=None):
-            return NOW
-
-    monkeypatch.setattr(chat_template_utils, "datetime", FixedClock)
+    templates = transformers_at(NOW, monkeypatch)
 
     def render(source, messages, tools, **variables):
         try:
-            return chat_template_utils.render_jinja_template(
+            return templates.render_jinja_template(
                 [messages], tools=tools, chat_template=source, **TOKENS, **variables
             )[0][0]
         except Exception:

@@ -121,7 +121,7 @@ _NOTHING = _Lost()
 
 
 def _said(message: Message) -> str:
-    return (message["content"] or "").strip()
+    return (message.get("content") or "").strip()
 
 
 def _are_in_order(messages: Sequence[Message], text: str) -> bool:
@@ -191,4 +191,4 @@ def _written(message: Message) -> Message:
     calls = [{"name": function.get("name"), "arguments": function["arguments"]} for function in functions]
     texts = [f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" for call in calls]
     rest = {name: value for name, value in message.items() if name != "tool_calls"}
-    return rest | {"content": "\n".join(filter(None, (message["content"], *texts)))}
+    return rest | {"content": "\n".join(filter(None, (message.get("content"), *texts)))}
