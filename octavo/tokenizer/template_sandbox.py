@@ -246,7 +246,8 @@ def lock_up() -> None:
     for module in LATE_IMPORTS:
         import_module(module)
     for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC):
-        resource.setrlimit(limit, (0, 0))
+        with suppress(ValueError):
+            resource.setrlimit(limit, (0, 0))
 
     def refuse(event: str, _: tuple[object, ...]) -> None:
         if event not in HARMLESS_EVENTS:

@@ -23,7 +23,7 @@ MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 _TAG = re.compile(r"</?[\w:.-]+>")
 _MAX_PREFIXES = 16
 _MAX_ROUNDS = 8
-_ROLES_OF_RESULTS = ("tool", "function")
+_ROLES_OF_TEXTS = ("system", "developer", "user")
 
 
 class ControlTokens:
@@ -48,13 +48,11 @@ class ControlTokens:
         sources: Collection[str],
         declared: Collection[str] = (),
     ) -> None:
-        added = backend.get_added_tokens_decoder()
-        special = {token.content for i, token in added.items() if i in special_ids or token.special}
+        added = backend.get_added_tokens_decoder().items()
+        visible = {token.content: i in special_ids for i, token in added if not token.content.isspace()}
+        special = {piece for piece, is_special in visible.items() if is_special}
         written = {
-            token.content
-            for token in added.values()
-            if not token.content.isspace()
-            and (token.content in declared or any(token.content in source for source in sources))
+            piece for piece in visible if piece in declared or any(piece in source for source in sources)
         }
         self._in_results = frozenset(special | written)
         self._in_texts = frozenset(special | {piece for piece in written if not _TAG.fullmatch(piece)})
@@ -113,7 +111,7 @@ class ControlTokens:
         role = message["role"]
         if role == "assistant":
             return self._in_answers
-        return self._in_results if role in _ROLES_OF_RESULTS else self._in_texts
+        return self._in_texts if role in _ROLES_OF_TEXTS else self._in_results
 
     def _found_in(self, value: object, guarded: frozenset[str], where: str) -> Iterator[tuple[str, str]]:
         for place, text in _texts(value, where):
