@@ -157,12 +157,11 @@ class _Finder:
         self._matcher.add_tokens([token for token in added if not token.special])
         self._pieces = {i: token.content for i, token in self._matcher.get_added_tokens_decoder().items()}
         self._prefixes = _prefixes(pieces)
+        self._in_json = [json.dumps(prefix, ensure_ascii=False)[1:-1] for prefix in self._prefixes]
 
     def may_be_in_json(self, text: str) -> bool:
         """Return False if no piece is in JSON; a quick look."""
-        return self._is_normalized or any(
-            json.dumps(prefix, ensure_ascii=False)[1:-1] in text for prefix in self._prefixes
-        )
+        return self._is_normalized or any(prefix in text for prefix in self._in_json)
 
     def hits(self, text: str, guarded: frozenset[str]) -> list[tuple[int, str]]:
         """Return where guarded tokens begin, and their pieces."""
