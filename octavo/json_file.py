@@ -63,13 +63,12 @@ def is_present(path: Path) -> bool:
     return os.path.lexists(path)
 
 
-def read_file(path: Path, max_bytes: int, *, keep_mark: bool = False) -> bytes:
+def read_file(path: Path, max_bytes: int) -> bytes:
     """Read a whole file, without a byte order mark.
 
     Args:
         path: the file.
         max_bytes: larger files are refused unread.
-        keep_mark: leave the mark where it is.
 
     Raises:
         FileFormatError: it is not a regular file, cannot be read or is too large.
@@ -83,7 +82,7 @@ def read_file(path: Path, max_bytes: int, *, keep_mark: bool = False) -> bytes:
                 f"{path}: expected at most {max_bytes} bytes, got {status.st_size}; "
                 "fetch this file of the model again"
             )
-        return path.read_bytes().removeprefix(b"" if keep_mark else codecs.BOM_UTF8)
+        return path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise FileFormatError(f"{path}: expected a file that can be read, got: {error}") from error
 

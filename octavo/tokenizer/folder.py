@@ -180,7 +180,7 @@ def _template_files(folder: Path) -> dict[str, str]:
 
 def _template(path: Path) -> str:
     try:
-        return read_file(path, _MAX_TEMPLATE_BYTES, keep_mark=True).decode()
+        return read_file(path, _MAX_TEMPLATE_BYTES).decode()
     except UnicodeDecodeError as error:
         raise FileFormatError(f"{path}: expected UTF-8 text: {error}") from error
 

@@ -93,7 +93,7 @@ PLACES = {
             ]
         },
     ),
-    "jinja": lambda f: (f / "chat_template.jinja").write_bytes("\ufeffjinja\r\n\n".encode()),
+    "jinja": lambda f: (f / "chat_template.jinja").write_bytes(b"jinja\r\n\n"),
     "tool_use": lambda f: write_more(f, "tool_use", "more tools"),
     "rag": lambda f: write_more(f, "rag", "rag"),
     "default": lambda f: write_more(f, "default", "more default"),
