@@ -18,6 +18,7 @@ AttentionImpl = Literal["auto", "reference", "torch", "c", "triton"]
 Quantization = Literal["auto", "none", "fp8", "bf16", "int8"]
 KVCacheDType = Literal["auto", "bf16", "fp8"]
 AllReduce = Literal["auto", "nccl"]
+MessageControlTokens = Literal["text", "refuse", "allow"]
 
 DEFAULT_MODEL = "smollm2"
 
@@ -52,6 +53,10 @@ class EngineConfig:
             any chunking, with or without a cached prefix or preemption; set a seed to fix what it samples.
             NVIDIA GPUs only, several only if they map each other's memory, and slower: it turns
             share_prefixes off.
+        message_control_tokens: what becomes of control tokens, such as <|im_end|>, that stand in the messages
+            of a chat, in its tools or template variables. "text" tokenizes them as text that means nothing;
+            "refuse" refuses the request; "allow" lets them divide the prompt as the template's own do, for
+            callers who are all trusted.
         seed: seeds dummy weights and every request without a seed.
         attention_impl: auto picks the fastest that runs here; "reference" is the plain specification.
         quantization: auto keeps weights quantised as the checkpoint stores them, where the device multiplies
@@ -94,6 +99,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     share_prefixes: bool = True
     deterministic: bool = False
+    message_control_tokens: MessageControlTokens = "text"
     seed: int = 0
     attention_impl: AttentionImpl = "auto"
     quantization: Quantization = "auto"

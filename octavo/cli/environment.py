@@ -9,16 +9,8 @@ from collections.abc import Iterator
 from octavo.cli.settings import PREFIX
 
 _PACKAGES = (
-    *("octavo", "torch", "triton", "numpy", "tokenizers", "safetensors", "msgspec", "minijinja"),
-    *(
-        "llguidance",
-        "prompt-toolkit",
-        "starlette",
-        "granian",
-        "prometheus-client",
-        "opentelemetry-sdk",
-        "transformers",
-    ),
+    *("octavo", "torch", "triton", "numpy", "tokenizers", "safetensors", "msgspec", "jinja2", "llguidance"),
+    *("prompt-toolkit", "starlette", "granian", "prometheus-client", "opentelemetry-sdk", "transformers"),
 )
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "XDG_CACHE_HOME")
 

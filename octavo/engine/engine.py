@@ -106,7 +106,11 @@ class Engine:
         """Make everything else, and do now what requests would otherwise wait for."""
         plan, vocab_size = self.plan, self.model_config.vocab_size
         self.prompts = PromptReader(
-            self.tokenizer, vocab_size, max_model_len=plan.max_model_len, num_kv_tokens=plan.num_kv_tokens
+            self.tokenizer,
+            vocab_size,
+            max_model_len=plan.max_model_len,
+            num_kv_tokens=plan.num_kv_tokens,
+            message_control_tokens=self.config.message_control_tokens,
         )
         more = frozenset() if self.tokenizer is None else self.tokenizer.eos_token_ids
         self._eos_token_ids = self.model_config.eos_token_ids | more

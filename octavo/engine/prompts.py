@@ -11,9 +11,10 @@ from typing import TypedDict, cast
 
 import numpy as np
 
+from octavo.config import MessageControlTokens
 from octavo.errors import ChatTemplateError, PromptError, RequestTooLongError, SamplingParamsError, suggest
 from octavo.sampling_params import SamplingParams
-from octavo.tokenizer import ChatTemplate, Tokenizer
+from octavo.tokenizer import ChatTemplate, ChatText, Tokenizer
 
 
 class TextPrompt(TypedDict):
@@ -63,9 +64,16 @@ class PromptReader:
     """Reads and checks prompts and the token ids in sampling parameters for one model."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, vocab_size: int, *, max_model_len: int, num_kv_tokens: int
+        self,
+        tokenizer: Tokenizer | None,
+        vocab_size: int,
+        *,
+        max_model_len: int,
+        num_kv_tokens: int,
+        message_control_tokens: MessageControlTokens = "text",
     ) -> None:
         self.tokenizer = tokenizer
+        self.message_control_tokens: MessageControlTokens = message_control_tokens
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.num_kv_tokens = num_kv_tokens
@@ -104,12 +112,23 @@ class PromptReader:
         Raises:
             PromptError: the model has no tokenizer.
         """
+        return self._require_tokenizer().encode(text, add_special_tokens=add_special_tokens)
+
+    def encode_chat(self, chat: ChatText, *, add_special_tokens: bool = False) -> list[int]:
+        """Tokenize a rendered conversation. The template writes the special tokens itself.
+
+        Raises:
+            PromptError: the model has no tokenizer.
+        """
+        return self._require_tokenizer().encode_chat(chat, add_special_tokens=add_special_tokens)
+
+    def _require_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
             raise PromptError(
                 "this model has no tokenizer; pass the prompt as token ids, which Python, the server and "
                 "run-batch take"
             )
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return self.tokenizer
 
     def read_continuation(self, continuation: str | Sequence[int]) -> TokenIds:
         """Return a continuation's token ids; text gets no special tokens.
@@ -130,9 +149,13 @@ class PromptReader:
         Raises:
             ChatTemplateError: no template, or it refuses the messages.
         """
-        text = self.require_chat_template().render(messages, add_generation_prompt=add_generation_prompt)
-        # The template writes the special tokens itself.
-        return self.encode(text, add_special_tokens=False)
+        return self.encode_chat(
+            self.require_chat_template().prompt(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                message_control_tokens=self.message_control_tokens,
+            )
+        )
 
     def require_chat_template(self) -> ChatTemplate:
         """Return the model's chat template.

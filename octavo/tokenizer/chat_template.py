@@ -1,13 +1,18 @@
 """Renders chat messages into one prompt with the Jinja template that comes with a model."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal
 
 from octavo.errors import ChatTemplateError, suggest
-from octavo.tokenizer.messages import check_json, checked_messages, checked_tools
+from octavo.tokenizer.chat.control_tokens import ControlTokens
+from octavo.tokenizer.chat.roles import Roles
+from octavo.tokenizer.chat.text import ChatText
+from octavo.tokenizer.messages import check_json, checked_messages, checked_tools, encoded, encoded_text
 from octavo.tokenizer.template_process import SHARED
+
+MessageControlTokens = Literal["text", "refuse", "allow"]
 
 VARIABLE_NAMES = frozenset(
     {
@@ -22,23 +27,23 @@ VARIABLE_NAMES = frozenset(
         "tools_in_user_message",
     }
 )
-FUEL = 1_000_000
-FUEL_PER_MESSAGE = 5_000
 
 
 class ChatTemplate:
     """The chat template of a model.
 
     Templates are not trusted. They cannot reach Python objects, files or other templates, and a child process
-    with limits on time and memory renders them (`template_process`); the first use starts it in less than a
-    tenth of a second. A template is compiled when it is first used, so a broken one does not keep the model
-    from loading and completing texts.
+    with limits on time and memory renders them (`template_process`); the first use starts it in a tenth of a
+    second. A template is compiled when it is first used, so a broken one does not keep the model from loading
+    and completing texts.
 
     Args:
         source: the Jinja template.
         tool_use_source: the template for conversations with tools, if the model has a separate one.
         bos_token: the piece that begins a text; a variable of the template.
         eos_token: the piece that ends a text; a variable of the template.
+        special_tokens: pieces by name, such as `pad_token`: further variables of the template.
+        control_tokens: the vocabulary's tokens that no message may write.
         clock: returns the time that `strftime_now` formats.
     """
 
@@ -49,18 +54,25 @@ class ChatTemplate:
         tool_use_source: str | None = None,
         bos_token: str | None = None,
         eos_token: str | None = None,
+        special_tokens: Mapping[str, str] | None = None,
+        control_tokens: ControlTokens | None = None,
         clock: Callable[[], datetime] = datetime.now,
     ) -> None:
         self.source = source
         self._tool_use_source = tool_use_source
-        tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        tokens = {"bos_token": bos_token, "eos_token": eos_token, **(special_tokens or {})}
         self._special_tokens = {name: piece for name, piece in tokens.items() if piece is not None}
+        self._control_tokens = control_tokens
         self._clock = clock
 
     @property
     def source_with_tools(self) -> str:
         """The template for conversations with tools."""
         return self._tool_use_source or self.source
+
+    @cached_property
+    def _roles(self) -> Mapping[str, Roles]:
+        return {source: Roles(source) for source in {self.source, self.source_with_tools}}
 
     def render(
         self,
@@ -70,9 +82,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, object] | None = None,
     ) -> str:
-        """Render a conversation into the text of a prompt.
-
-        The text already contains special tokens, so encode it with `add_special_tokens=False`.
+        """Render a conversation into the text that transformers makes of it, whatever is left out.
 
         Args:
             messages: mappings with `role` and `content` (text or a list of text parts), and optionally
@@ -85,30 +95,78 @@ class ChatTemplate:
             ChatTemplateError: the messages are malformed, a variable is not allowed, or the template
                 is invalid, refuses the messages or exceeds a bound.
         """
-        context: dict[str, object] = {
-            **self._special_tokens,
-            **_checked_variables(variables or {}),
-            "messages": checked_messages(messages),
-            "add_generation_prompt": add_generation_prompt,
-        }
-        source = self.source
-        if tools is not None:
-            context["tools"] = checked_tools(tools)
-            source = self.source_with_tools
-        fuel = FUEL + FUEL_PER_MESSAGE * (len(messages) + len(tools or ()))
-        request: dict[str, object] = {"source": source, "context": context, "fuel": fuel}
+        return self._rendered(_inputs(messages, tools, variables), add_generation_prompt)
+
+    def prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, object] | None = None,
+        message_control_tokens: MessageControlTokens = "text",
+    ) -> ChatText:
+        """Render a conversation into a prompt for the model.
+
+        Unlike `render` it sees to it that each turn is in the prompt (a developer's as the system's, where
+        need be), and that no message writes a control token. Encode it with `Tokenizer.encode_chat`.
+
+        Args:
+            messages, add_generation_prompt, tools, variables: as in `render`.
+            message_control_tokens: what becomes of control tokens in messages, tools and variables; see
+                EngineConfig.
+
+        Raises:
+            ChatTemplateError: as in `render`; or a role is unknown, the template leaves a turn out, or
+                messages hold a control token that is refused.
+        """
+        inputs, mark = _inputs(messages, tools, variables), ""
+        roles = self._roles[self._source_for(inputs)]
+        roles.check(inputs["messages"])
+        if self._control_tokens is not None and message_control_tokens != "allow":
+            if message_control_tokens == "refuse":
+                self._control_tokens.refuse(inputs)
+            inputs, mark = self._control_tokens.marked(inputs)
+
+        def render(messages: list[dict[str, Any]]) -> str:
+            return self._rendered({**inputs, "messages": messages}, add_generation_prompt)
+
+        others = {name: value for name, value in inputs.items() if name not in ("messages", "tools")}
+        settings = others | {"tools": inputs["tools"] is not None, "prompt": add_generation_prompt}
+        return ChatText(roles.rendered(inputs["messages"], render, settings), mark)
+
+    def _source_for(self, inputs: Mapping[str, Any]) -> str:
+        return self.source if inputs["tools"] is None else self.source_with_tools
+
+    def _rendered(self, inputs: Mapping[str, Any], add_generation_prompt: bool) -> str:
+        source = self._source_for(inputs)
+        context = {**self._special_tokens, **inputs, "add_generation_prompt": add_generation_prompt}
+        request: dict[str, object] = {"context": context}
         if "strftime_now" in source:  # the text depends on the time
             request["now"] = self._clock().isoformat()
-        return SHARED.render(_encoded(request))
+        return SHARED.render(encoded_text(source) + b"\0" + encoded(request))
 
 
-def _encoded(request: dict[str, object]) -> bytes:
-    try:
-        return json.dumps(request, ensure_ascii=False).encode()
-    except ValueError as error:  # a lone surrogate, or a number of thousands of digits
-        raise ChatTemplateError(
-            f"expected messages, variables and template of valid Unicode and short numbers: {error}"
-        ) from error
+def _inputs(
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    variables: Mapping[str, object] | None,
+) -> dict[str, Any]:
+    """Return the template's variables that come from a request. Transformers gives it these two, or none."""
+    return {
+        "documents": None,
+        **_checked_variables(variables or {}),
+        "messages": [_with_reasoning(message) for message in checked_messages(messages)],
+        "tools": None if tools is None else checked_tools(tools),
+    }
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """Give reasoning both names that templates read, as transformers does."""
+    reasoning = message.get("reasoning_content", message.get("thinking"))
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def _checked_variables(variables: Mapping[str, object]) -> dict[str, object]:

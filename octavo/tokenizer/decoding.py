@@ -6,6 +6,10 @@ incomplete characters:
 
     token ids    [ "caf" ] [ C3 ] [ A9 ] [ " au" ]
     pushed text    caf      -      é       " au"      the incomplete character C3 is held back
+
+Vocabularies of SentencePiece have tokens of single bytes for characters without a piece. A run of these is
+text if all of it is valid UTF-8; else each byte becomes U+FFFD, as in the tokenizers package. So a run is
+held back until another token ends it.
 """
 
 import codecs
@@ -19,7 +23,8 @@ import tokenizers
 from octavo.errors import InvalidArgumentError, UnsupportedModelError
 
 SPACE_MARK = "▁"
-BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
+BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_REPLACEMENT = "\ufffd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,9 @@ class TokenBytes:
         backend: the vocabulary; not changed.
         style: how its pieces spell bytes.
         special_ids: tokens that `skip_special_tokens` leaves out.
+
+    Attributes:
+        byte_ids: tokens of a single byte, in vocabularies whose other pieces are text.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, style: PieceStyle, special_ids: frozenset[int]) -> None:
@@ -92,6 +100,9 @@ class TokenBytes:
         self._backend = backend
         self._alphabet = byte_level_alphabet() if style.byte_level else None
         self._known: dict[int, bytes] = {}
+        names = [f"<0x{byte:{form}}>" for byte in range(256) for form in ("02X", "02x")]
+        ids = [] if style.byte_level else [backend.token_to_id(name) for name in names]
+        self.byte_ids = frozenset(token_id for token_id in ids if token_id is not None)
 
     def of(self, token_id: int) -> bytes:
         """Return one token's bytes; empty for ids without a piece, which pad some models' vocabularies.
@@ -105,13 +116,6 @@ class TokenBytes:
             if known:  # ids outside the vocabulary are not kept: there are too many
                 self._known[token_id] = known
         return known
-
-    def join(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> bytes:
-        """Concatenate the bytes of several tokens, with or without the special ones."""
-        if skip_special_tokens:
-            special_ids = self.special_ids
-            return b"".join([self.of(i) for i in token_ids if i not in special_ids])
-        return b"".join([self.of(i) for i in token_ids])
 
     def _look_up(self, token_id: int) -> bytes:
         try:
@@ -147,8 +151,9 @@ class IncrementalDecoder:
 
     def __init__(self, token_bytes: TokenBytes, *, skip_special_tokens: bool = True) -> None:
         self._token_bytes = token_bytes
-        self._skip_special_tokens = skip_special_tokens
+        self._skipped = token_bytes.special_ids if skip_special_tokens else frozenset[int]()
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._run = _ByteRun()
         self._leading_spaces = token_bytes.leading_spaces
 
     def push(self, token_ids: Sequence[int]) -> str:
@@ -157,12 +162,22 @@ class IncrementalDecoder:
         Raises:
             InvalidArgumentError: an id is not an integer in [0, 2**32).
         """
-        pushed = self._token_bytes.join(token_ids, skip_special_tokens=self._skip_special_tokens)
-        return self._without_leading_spaces(self._utf8.decode(pushed))
+        bytes_of, skipped = self._token_bytes.of, self._skipped
+        if not self._token_bytes.byte_ids:
+            pushed = b"".join([bytes_of(i) for i in token_ids if i not in skipped])
+            return self._without_leading_spaces(self._utf8.decode(pushed))
+        text = "".join([self._piece(i, bytes_of(i)) for i in token_ids if i not in skipped])
+        return self._without_leading_spaces(text)
 
     def finish(self) -> str:
-        """End the answer; return U+FFFD if its last character is incomplete, else ``""``."""
-        return self._without_leading_spaces(self._utf8.decode(b"", final=True))
+        """End the answer; return the text of the bytes that are held back."""
+        return self._without_leading_spaces(self._utf8.decode(b"", final=True) + self._run.end())
+
+    def _piece(self, token_id: int, piece: bytes) -> str:
+        if token_id in self._token_bytes.byte_ids:
+            return self._run.push(piece)
+        # Ids that pad a vocabulary have no piece, and end no run.
+        return self._run.end() + piece.decode() if piece else ""
 
     def _without_leading_spaces(self, text: str) -> str:
         while text and self._leading_spaces:
@@ -171,4 +186,40 @@ class IncrementalDecoder:
                 break
             text = text[1:]
             self._leading_spaces -= 1
+        return text
+
+
+class _ByteRun:
+    """Tokens of single bytes, one after the other: text if all are valid UTF-8, or else U+FFFD for each."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+        self._is_invalid = False
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("strict")
+
+    def push(self, byte: bytes) -> str:
+        """Take the next byte; return what is certain."""
+        if self._is_invalid:
+            return _REPLACEMENT
+        self._held += byte
+        try:
+            self._utf8.decode(byte)
+        except UnicodeDecodeError:
+            self._is_invalid = True
+            return self._emptied(_REPLACEMENT * len(self._held))
+        return ""
+
+    def end(self) -> str:
+        """End the run; return the text that was held back."""
+        self._is_invalid = False
+        self._utf8.reset()
+        if not self._held:
+            return ""
+        try:
+            return self._emptied(self._held.decode())
+        except UnicodeDecodeError:  # a character is incomplete
+            return self._emptied(_REPLACEMENT * len(self._held))
+
+    def _emptied(self, text: str) -> str:
+        self._held.clear()
         return text

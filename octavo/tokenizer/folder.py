@@ -7,13 +7,15 @@ import msgspec
 import tokenizers
 
 from octavo.errors import FileFormatError, ModelNotFoundError
-from octavo.json_file import is_present, read_file, read_json_fields
+from octavo.json_file import is_present, read_file, read_json_fields, read_json_object
 from octavo.tokenizer.vocabulary import Vocabulary, end_of_answer_ids, special_token_ids
 
 # A vocabulary of 260,000 tokens takes 35 MiB of JSON, its configuration 1 MiB.
 _MAX_TOKENIZER_BYTES = 256 * 2**20
 _MAX_CONFIG_BYTES = 32 * 2**20
 _MAX_TEMPLATE_BYTES = 2**20
+_MAX_TEMPLATES = 64
+_MORE_TEMPLATES = "additional_chat_templates"
 
 
 class _TokenEntry(msgspec.Struct):
@@ -25,14 +27,24 @@ class _NamedTemplate(msgspec.Struct):
     template: str
 
 
+_Templates = str | dict[str, str] | list[_NamedTemplate]
+
+
 class _TokenizerConfig(msgspec.Struct):
     """Fields of tokenizer_config.json and special_tokens_map.json that matter here."""
 
     bos_token: str | _TokenEntry | None = None
     eos_token: str | _TokenEntry | None = None
     additional_special_tokens: list[str | _TokenEntry] | None = None
-    chat_template: str | list[_NamedTemplate] | None = None
+    chat_control_tokens: list[str] | None = None
+    chat_template: _Templates | None = None
     response_template: dict[str, Any] | None = None
+
+
+class _TemplateFile(msgspec.Struct):
+    """The field of chat_template.json and processor_config.json that matters here."""
+
+    chat_template: _Templates | None = None
 
 
 class _GenerationConfig(msgspec.Struct):
@@ -60,6 +72,8 @@ def read_folder_vocabulary(folder: Path) -> Vocabulary:
         eos_token_id=eos_token_id,
         eos_token_ids=frozenset(eos_token_ids),
         special_ids=special_ids,
+        special_tokens=_special_tokens(folder),
+        control_tokens=tuple(config.chat_control_tokens or ()),
         chat_templates=templates,
         response_template=config.response_template,
     )
@@ -124,22 +138,58 @@ def _generation_eos_ids(folder: Path) -> set[int]:
     return {ids} if isinstance(ids, int) else set(ids)
 
 
+def _special_tokens(folder: Path) -> dict[str, str]:
+    """Return the named special tokens that templates see, of whatever names, as transformers finds them."""
+    fields: dict[str, Any] = {}
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if "added_tokens_decoder" not in fields and is_present(folder / name):
+            fields |= read_json_object(folder / name, _MAX_CONFIG_BYTES)
+    named = {name: token for name, token in fields.items() if name.endswith("_token")}
+    extra = fields.get("extra_special_tokens")
+    entries = (named | extra if isinstance(extra, dict) else named).items()
+    pieces = {name: token.get("content") if isinstance(token, dict) else token for name, token in entries}
+    return {name: piece for name, piece in pieces.items() if isinstance(piece, str)}
+
+
 def _chat_templates(folder: Path, config: _TokenizerConfig) -> dict[str, str]:
-    path = folder / "chat_template.jinja"
-    if is_present(path):
-        content = read_file(path, _MAX_TEMPLATE_BYTES)
-        try:
-            return {"default": content.decode()}
-        except UnicodeDecodeError as error:
-            raise FileFormatError(f"{path}: expected UTF-8 text: {error}") from error
-    if config.chat_template is None:
-        return {}
-    if isinstance(config.chat_template, str):
-        return {"default": config.chat_template}
-    templates = {entry.name: entry.template for entry in config.chat_template}
+    """Return template sources by name; "default" and "tool_use" are used.
+
+    The order is transformers': files of their own, tokenizer_config.json, and then what its processors read.
+    """
+    templates = _template_files(folder)
     if "default" not in templates:
+        templates = _declared_templates(folder, config) | templates
+    if templates and not templates.keys() & {"default", "tool_use"}:
         raise FileFormatError(
             f"{folder / 'tokenizer_config.json'}: expected one chat template named 'default', "
             f"got {sorted(templates)}"
         )
     return templates
+
+
+def _template_files(folder: Path) -> dict[str, str]:
+    named = {path.name.removesuffix(".jinja"): path for path in (folder / _MORE_TEMPLATES).glob("*.jinja")}
+    if len(named) > _MAX_TEMPLATES:
+        raise FileFormatError(
+            f"{folder / _MORE_TEMPLATES}: expected at most {_MAX_TEMPLATES} templates, got {len(named)}"
+        )
+    path = folder / "chat_template.jinja"
+    paths = {"default": path} | named if is_present(path) else named
+    return {name: _template(path) for name, path in paths.items()}
+
+
+def _template(path: Path) -> str:
+    try:
+        return read_file(path, _MAX_TEMPLATE_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise FileFormatError(f"{path}: expected UTF-8 text: {error}") from error
+
+
+def _declared_templates(folder: Path, config: _TokenizerConfig) -> dict[str, str]:
+    declared = config.chat_template
+    for name in ("processor_config.json", "chat_template.json"):
+        if declared is None:
+            declared = read_json_fields(folder / name, _TemplateFile, _MAX_CONFIG_BYTES).chat_template
+    if isinstance(declared, list):
+        return {entry.name: entry.template for entry in declared}
+    return {"default": declared} if isinstance(declared, str) else declared or {}

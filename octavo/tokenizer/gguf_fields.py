@@ -36,6 +36,7 @@ class GGUFFields(
         scores: the score of each token id; the pair with the highest score is merged first.
         merges: pairs of pieces, the first to merge first.
         bos_token_id, eos_token_id, eot_token_id, eom_token_id: special ids.
+        unknown_token_id, padding_token_id: ids that only chat templates read.
         add_bos_token, add_eos_token: whether encoding adds them.
         add_space_prefix: whether encoding puts a space before the text.
     """
@@ -51,6 +52,8 @@ class GGUFFields(
     eos_token_id: int | None = None
     eot_token_id: int | None = None
     eom_token_id: int | None = None
+    unknown_token_id: int | None = None
+    padding_token_id: int | None = None
     add_bos_token: bool | None = None
     add_eos_token: bool = False
     add_space_prefix: bool = True

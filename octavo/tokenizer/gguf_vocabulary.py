@@ -40,8 +40,16 @@ def read_gguf_vocabulary(metadata: Mapping[str, object], name: str) -> Vocabular
         special_ids=special_ids,
         prefix_ids=_affix(add_bos, fields.bos_token_id),
         suffix_ids=_affix(fields.add_eos_token, fields.eos_token_id),
+        special_tokens=_special_tokens(fields, backend),
         chat_templates=templates,
     )
+
+
+def _special_tokens(fields: GGUFFields, backend: tokenizers.Tokenizer) -> dict[str, str]:
+    """Return the tokens that transformers names for chat templates beside BOS and EOS."""
+    ids = {"unk_token": fields.unknown_token_id, "pad_token": fields.padding_token_id}
+    pieces = {name: backend.id_to_token(i) for name, i in ids.items() if i is not None and i >= 0}
+    return {name: piece for name, piece in pieces.items() if piece is not None}
 
 
 def _build(fields: GGUFFields, types: list[int]) -> tokenizers.Tokenizer:

@@ -1,5 +1,6 @@
 """Checks chat messages and converts them to the form that chat templates expect."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -59,6 +60,36 @@ def check_json(value: object, where: str, depth: int = 0) -> None:
                 check_json(entry, f"{where}[{index}]", depth + 1)
     elif value is not None and not isinstance(value, str | int | float | bool):
         raise ChatTemplateError(f"{where}: expected a JSON value, got {_kind(value)}")
+
+
+def encoded(value: object) -> bytes:
+    """Return a value as JSON.
+
+    Raises:
+        ChatTemplateError: a text holds a lone surrogate, or a number has thousands of digits.
+    """
+    try:
+        return encoded_text(json.dumps(value, ensure_ascii=False))
+    except ValueError as error:
+        raise _unwritable(error) from error
+
+
+def encoded_text(text: str) -> bytes:
+    """Return a text as UTF-8.
+
+    Raises:
+        ChatTemplateError: it holds a lone surrogate.
+    """
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise _unwritable(error) from error
+
+
+def _unwritable(error: ValueError) -> ChatTemplateError:
+    return ChatTemplateError(
+        f"expected messages, variables and template of valid Unicode and short numbers: {error}"
+    )
 
 
 def _checked_message(message: object, where: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Renders chat templates in a child process with limits on time and memory.
 
 A template comes with a model. A hostile one can run forever, take all memory or overflow the stack in ways
-that no template engine prevents. So one warm child process, which runs `template_sandbox.py` as a script,
-renders for all threads of this process:
+that no template engine prevents, and a flaw of the engine could let it out of its sandbox. So one warm child
+process, which runs `template_sandbox.py` as a script, renders for all threads of this process:
 
     first use                            start the child; it says when it is ready
     each use                             send request 7; receive reply 7, a text or an error
@@ -67,7 +67,7 @@ class TemplateProcess:
         memory that earlier templates left behind.
 
         Args:
-            request: JSON as `template_sandbox.answer` takes it.
+            request: bytes as `template_sandbox.answer` takes them.
 
         Raises:
             ChatTemplateError: the template fails, refuses the messages or exceeds a bound; or no child
@@ -125,7 +125,9 @@ class _Child:
     def __init__(self) -> None:
         command = [sys.executable or "python3", "-P", str(_SCRIPT), str(CPU_SECONDS), str(MEMORY_BYTES)]
         try:
-            self._process = ChildProcess(command, start_s=START_SECONDS, wall_s=WALL_SECONDS)
+            self._process = ChildProcess(
+                command, start_s=START_SECONDS, wall_s=WALL_SECONDS, environment=_environment()
+            )
         except OSError as error:
             raise ChatTemplateError(
                 f"expected a process for chat templates to start, got: {error}; "
@@ -147,6 +149,16 @@ class _Child:
             raise _over_limit(f"{WALL_SECONDS:g} s") from error
         except OSError as error:
             raise _death(self.stop()) from error
+
+
+def _environment() -> dict[str, str]:
+    """Return what Python needs to start; other variables, such as keys, are not for templates."""
+    needed = ("PATH", "HOME", "LANG", "TMPDIR", "VIRTUAL_ENV")
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in needed or name.startswith(("PYTHON", "LC_", "LD_", "DYLD_"))
+    }
 
 
 def _death(code: int | None) -> Exception:

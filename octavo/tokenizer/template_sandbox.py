@@ -1,213 +1,195 @@
 """Renders untrusted Jinja templates; runs as a script in a child process (`template_process`).
 
-To start fast it imports only minijinja and the standard library. Its standard input is a socket, which
-carries requests and replies: a header with a number and a length, then that many bytes of JSON. A reply
-carries the number of its request. `run` is what any child of `octavo.child_process` does; others import it.
+Jinja2's sandbox renders them, set up as transformers does, so that a prompt is the one that the model was
+trained with. To start fast it imports nothing else beyond the standard library. Its standard input is a
+socket, which carries requests and replies: a header with a number and a length, then that many bytes. A reply
+carries the number of its request. `run` is what any child of `octavo.child_process` does; others
+import it.
 """
 
 import json
-import re
 import resource
 import signal
 import struct
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
+from importlib import import_module
 from typing import Any, BinaryIO
 
-import minijinja
+import jinja2
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import LoopContext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 HEADER = struct.Struct("!QQ")
 MAX_SOURCE_CHARS = 256 * 1024
 MAX_OUTPUT_CHARS = 8 * 1024 * 1024
-MAX_TAG_TOKENS = 1000
-MAX_INDENT = 64
 MAX_ERROR_CHARS = 10_000
-
-TAG_OPEN = re.compile(r"\{[{%#]")
-TAG_TOKEN = re.compile(r"""\s+|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|\w+|.""", re.DOTALL)
-GENERATION_TAG = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
+_METHODS = frozenset(dir(dict))
+# Attributes that the sandbox would allow after it has looked at them. `format` is not among them.
+_SAFE: Mapping[type, frozenset[str]] = {
+    str: frozenset({"endswith", "lstrip", "replace", "rstrip", "split", "startswith", "strip"}),
+    dict: frozenset({"get", "items", "keys", "values"}),
+    LoopContext: frozenset(
+        {"first", "index", "index0", "last", "length", "nextitem", "previtem", "revindex"}
+    ),
+}
+# What Python reports to audit hooks while Jinja2 compiles a template, runs it or says where it failed.
+HARMLESS_EVENTS = frozenset(
+    {"builtins.id", "code.__new__", "compile", "exec", "object.__getattr__", "sys._getframe"}
+)
+# What Jinja2 and Python import when a template needs it, and then it is too late.
+LATE_IMPORTS = (
+    *("encodings.ascii", "encodings.latin_1", "encodings.unicode_escape"),
+    *("html", "jinja2.constants", "jinja2.debug", "textwrap", "unicodedata"),
+)
 
 
 class RenderError(Exception):
     """The template is malformed, refuses the messages, or exceeds a bound."""
 
 
-class Renderer:
-    """One compiled template.
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, quicker with what templates do most."""
 
-    It bounds the length of the source and of the result, the number of instructions (fuel), the tokens in one
-    tag (each may take a stack frame), and the size of what filters produce. The limits of the child process
-    bound the rest: operators, methods and the depth of values.
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Return an attribute or an item of this name."""
+        kind = type(obj)
+        if kind is dict and attribute not in _METHODS:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if attribute in _SAFE.get(kind, ()) or (kind is _Namespace and attribute in obj._Namespace__attrs):
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
 
-    Raises:
-        RenderError: the source is too long.
-        minijinja.TemplateError: the source is not valid Jinja.
+
+class _Generation(Extension):
+    """`{% generation %}` blocks, which mark answers for training: here they are what they hold.
+
+    As in transformers they are calls, so what is set within one is unknown behind it.
     """
 
-    def __init__(self, source: str) -> None:
-        check_source(source)
-        self._environment = minijinja.Environment(
-            pycompat=True, trim_blocks=True, lstrip_blocks=True, debug=False
-        )
-        for name, function in FILTERS.items():
-            self._environment.add_filter(name, function)
-        # an argument sets the size of their result; chat templates do not use them
-        for name in ("format", "batch", "slice"):
-            self._environment.remove_filter(name)
-        self._environment.remove_global("debug")
-        self._environment.add_global("raise_exception", _raise_exception)
-        self._environment.add_template("chat", without_generation_tags(source))
+    tags = {"generation"}
 
-    def render(self, context: Mapping[str, object], *, fuel: int) -> str:
-        """Render with the given variables.
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Parse a block."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_content"), [], [], body).set_lineno(line)
 
-        Args:
-            context: variables by name: JSON values and functions.
-            fuel: number of template instructions allowed.
-
-        Raises:
-            RenderError: the template refuses the messages, or exceeds a bound.
-            minijinja.TemplateError: the template fails, or is out of fuel.
-            ArithmeticError, LookupError, RecursionError, TypeError, ValueError: a filter fails.
-        """
-        self._environment.fuel = fuel
-        text = self._environment.render_template("chat", **context)
-        return _bounded(text, len(text))
+    def _content(self, caller: Callable[[], str]) -> str:
+        return caller()
 
 
-def check_source(source: str) -> None:
-    """Refuse templates that could overflow the parser's stack.
+class _Dict:
+    """`dict` for templates: it can be called, and nothing else."""
 
-    Raises:
-        RenderError: the source, or one tag of it, is too long.
-    """
-    if len(source) > MAX_SOURCE_CHARS:
-        raise RenderError(f"expected at most {MAX_SOURCE_CHARS} characters of template, got {len(source)}")
-    position = 0
-    while opened := TAG_OPEN.search(source, position):
-        if opened[0] == "{#":
-            end = source.find("#}", opened.end())
-            position = len(source) if end < 0 else end + 2
-        else:
-            position = _end_of_tag(source, opened)
+    def __call__(self, *items: Any, **entries: Any) -> dict[Any, Any]:
+        return dict(*items, **entries)
+
+    def fromkeys(self, *arguments: Any) -> dict[Any, Any]:
+        """Return a dictionary with one value for all keys."""
+        return dict.fromkeys(*arguments)
 
 
-def _end_of_tag(source: str, opened: re.Match[str]) -> int:
-    close = "}}" if opened[0] == "{{" else "%}"
-    position, depth, num_tokens = opened.end(), 0, 0
-    while token := TAG_TOKEN.match(source, position):
-        if depth == 0 and source.startswith(close, position):
-            return position + 2
-        depth += {"{": 1, "}": -1}.get(token[0], 0)
-        num_tokens += not token[0].isspace()
-        if num_tokens > MAX_TAG_TOKENS:
-            raise RenderError(
-                f"expected at most {MAX_TAG_TOKENS} tokens in one tag of the template, got more"
-            )
-        position = token.end()
-    return position
+class _Namespace(Namespace):
+    """`namespace` for templates, without names that Python gives a meaning."""
+
+    def __init__(*items: Any, **entries: Any) -> None:
+        self, *rest = items
+        attributes = dict(*rest, **entries)
+        for name in attributes:
+            _check_attribute(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_attribute(name)
+        super().__setitem__(name, value)
 
 
-def without_generation_tags(source: str) -> str:
-    """Turn `{% generation %}` blocks, which mark answers for training, into `{% if true %}` blocks."""
-    return GENERATION_TAG.sub(lambda tag: f"{tag[1]}{'endif' if tag[2] else 'if true'}{tag[3]}", source)
-
-
-def _bounded(text: str, length: int) -> str:
-    if length > MAX_OUTPUT_CHARS:
-        raise RenderError(f"expected at most {MAX_OUTPUT_CHARS} characters, got {length}")
-    return text
+def _check_attribute(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"expected a namespace's attribute that does not begin with '_', got {name!r}")
 
 
 def _raise_exception(message: object) -> None:
     raise RenderError(str(message))
 
 
-def _replace(value: object, old: object, new: object, count: int | None = None) -> str:
-    text, old, new = _text(value), _text(old), _text(new)
-    num_found = text.count(old)
-    if count is not None and count >= 0:
-        num_found = min(num_found, count)
-    _bounded("", len(text) + num_found * len(new))
-    return text.replace(old, new, -1 if count is None else count)
-
-
-def _join(value: Iterable[object] | None, separator: object = "", attribute: str | None = None) -> str:
-    items = list(value or ())
-    if attribute is not None:
-        items = [item.get(attribute) if isinstance(item, Mapping) else None for item in items]
-    parts, separator = [str(item) for item in items], _text(separator)
-    _bounded("", sum(map(len, parts)) + len(parts) * len(separator))
-    return separator.join(parts)
-
-
-def _indent(value: object, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    prefix = width if isinstance(width, str) else " " * _checked_width(width)
-    text = _text(value)
-    lines = text.splitlines() + ([""] if text.endswith("\n") else [])
-    _bounded("", len(text) + len(lines) * len(prefix))
-    indented = [prefix + line if line or blank else line for line in lines[1:]]
-    return "\n".join([(prefix if first else "") + "".join(lines[:1]), *indented])
-
-
 def _to_json(
     value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,
-    separators: list[str] | None = None,
+    separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    if indent is not None:
-        _checked_width(indent)
-    pair = None if separators is None else (separators[0], separators[1])
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=pair, sort_keys=sort_keys)
+    """Write JSON; unlike Jinja2's own filter, without escapes for HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
-def _checked_width(width: int) -> int:
-    if not 0 <= width <= MAX_INDENT:
-        raise RenderError(f"expected an indent from 0 to {MAX_INDENT}, got {width}")
-    return width
+def compiled(encoded: bytes) -> jinja2.Template:
+    """Compile a template.
+
+    Raises:
+        RenderError: the source is too long.
+        jinja2.TemplateError: it is not valid Jinja.
+    """
+    source = encoded.decode()
+    if len(source) > MAX_SOURCE_CHARS:
+        raise RenderError(f"expected at most {MAX_SOURCE_CHARS} characters of template, got {len(source)}")
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {
+        "raise_exception": _raise_exception,
+        "dict": _Dict(),
+        "namespace": _Namespace,
+    }
+    return environment.from_string(source)
 
 
-def _text(value: object) -> str:
-    """Return a value as Jinja prints it; minijinja passes an undefined one as None."""
-    return "" if value is None else str(value)
-
-
-FILTERS: Mapping[str, Callable[..., str]] = {
-    "replace": _replace,
-    "join": _join,
-    "indent": _indent,
-    "tojson": _to_json,
-}
-
-
-def answer(request: Mapping[str, Any], renderer_of: Callable[[str], Renderer]) -> dict[str, str]:
+def answer(request: bytes, template_of: Callable[[bytes], jinja2.Template]) -> dict[str, str]:
     """Render one request.
 
     Args:
-        request: `{"source", "context", "fuel"}`, and `"now"` if the template may ask for the time.
-        renderer_of: returns the compiled template of a source.
+        request: a template's source, a zero byte, and JSON: `{"context"}`, and `"now"` if the template may
+            ask for the time.
+        template_of: returns the compiled template of a source.
 
     Returns:
         `{"text"}`, or `{"error"}` if the template is malformed, fails, refuses the messages or exceeds a
         bound.
     """
-    context = request["context"]
-    if "now" in request:
-        context["strftime_now"] = datetime.fromisoformat(request["now"]).strftime
+    source, _, body = request.rpartition(b"\0")
+    asked = json.loads(body)
+    context = asked["context"]
+    if "now" in asked:
+        now = datetime.fromisoformat(asked["now"])
+        context["strftime_now"] = lambda format: now.strftime(format)
     try:
-        return {"text": renderer_of(request["source"]).render(context, fuel=request["fuel"])}
-    except minijinja.TemplateError as error:
-        cause = error.message
-    except RenderError as error:
-        cause = str(error)
-    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
-        cause = f"{type(error).__name__}: {error}"
-    return {"error": cause[:MAX_ERROR_CHARS]}
+        text = template_of(source).render(context)
+        if len(text) > MAX_OUTPUT_CHARS:
+            raise RenderError(f"expected at most {MAX_OUTPUT_CHARS} characters, got {len(text)}")
+    except MemoryError:  # earlier templates may have left too little: the parent asks a fresh process
+        raise
+    except Exception as error:  # a template can fail in any way that Python can
+        return {"error": _cause(error)[:MAX_ERROR_CHARS]}
+    return {"text": text}
+
+
+def _cause(error: Exception) -> str:
+    if isinstance(error, TemplateSyntaxError):
+        return f"syntax error: {error.message} (in chat:{error.lineno})"
+    if isinstance(error, RenderError | TemplateError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
 
 
 def serve(
@@ -235,8 +217,13 @@ def serve(
         body = answer_frame(requests.read(length))
 
 
-def run(answer_frame: Callable[[bytes], bytes]) -> None:
-    """Limit this process and serve; the arguments are processor seconds and bytes of memory."""
+def run(answer_frame: Callable[[bytes], bytes], lock_up: Callable[[], None] = lambda: None) -> None:
+    """Limit this process and serve; the arguments are processor seconds and bytes of memory.
+
+    Args:
+        answer_frame: from a request's bytes to its reply's.
+        lock_up: what further takes rights from this process, once its files are open.
+    """
     cpu_seconds, memory_bytes = float(sys.argv[1]), int(sys.argv[2])
     # the parent may ignore or block the timer's signal, and this process inherits that
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
@@ -246,18 +233,37 @@ def run(answer_frame: Callable[[bytes], bytes]) -> None:
     with suppress(ValueError):
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     with open(0, "rb", closefd=False) as requests, open(0, "wb", closefd=False) as replies:
+        lock_up()
         serve(requests, replies, cpu_seconds, answer_frame)
+
+
+def lock_up() -> None:
+    """Take from this process what no template needs, so that an escape from the sandbox finds nothing.
+
+    It can open no file and no socket, write no file and start no process. Python's own operations that reach
+    out of the interpreter are refused as well, imports among them. None of this can be undone.
+    """
+    for module in LATE_IMPORTS:
+        import_module(module)
+    for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC):
+        with suppress(ValueError):
+            resource.setrlimit(limit, (0, 0))
+
+    def refuse(event: str, _: tuple[object, ...]) -> None:
+        if event not in HARMLESS_EVENTS:
+            raise RenderError(f"expected a template that only makes text, got one that asks for {event}")
+
+    sys.addaudithook(refuse)
 
 
 def main() -> None:
     """Render templates."""
-    renderer_of = lru_cache(maxsize=4)(Renderer)
+    template_of = lru_cache(maxsize=8)(compiled)
 
     def answer_frame(request: bytes) -> bytes:
-        reply = answer(json.loads(request), renderer_of)
-        return json.dumps(reply, ensure_ascii=False).encode("utf-8", "replace")
+        return json.dumps(answer(request, template_of), ensure_ascii=False).encode("utf-8", "replace")
 
-    run(answer_frame)
+    run(answer_frame, lock_up)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from octavo.errors import PromptError
+from octavo.tokenizer.chat.control_tokens import ControlTokens
+from octavo.tokenizer.chat.text import ChatText
 from octavo.tokenizer.chat_template import ChatTemplate
 from octavo.tokenizer.decoding import IncrementalDecoder, TokenBytes, piece_style
 from octavo.tokenizer.folder import read_folder_vocabulary
 from octavo.tokenizer.gguf_vocabulary import read_gguf_vocabulary
 from octavo.tokenizer.vocabulary import Vocabulary
+
+_NEEDS_TOOLS = "{{ raise_exception('expected tools, since this model has a template for tools alone') }}"
 
 
 class Tokenizer:
@@ -89,6 +93,38 @@ class Tokenizer:
             raise PromptError(f"expected text as valid Unicode, got {got}") from error
         return self._prefix_ids + encoded.ids + self._suffix_ids if add_special_tokens else encoded.ids
 
+    def encode_chat(self, chat: ChatText, *, add_special_tokens: bool = False) -> list[int]:
+        """Return the token ids of a conversation; control tokens that stood in messages stay text.
+
+        Args:
+            chat: what `ChatTemplate.prompt` returned.
+            add_special_tokens: as in `encode`; templates write BOS themselves.
+        """
+        first, *others = chat.pieces
+        token_ids = self.encode(first, add_special_tokens=add_special_tokens)
+        if not others:
+            return token_ids
+        end = self._num_at_end(first, token_ids) if add_special_tokens else 0
+        end_ids = token_ids[len(token_ids) - end :]
+        token_ids = token_ids[: len(token_ids) - end]
+        for piece in others:
+            token_ids += self._encode_inner(piece)
+        return token_ids + end_ids
+
+    def _num_at_end(self, text: str, token_ids: list[int]) -> int:
+        """Return how many of a text's ids are special tokens behind it."""
+        inner = self.encode(text, add_special_tokens=False)
+        begin = next(i for i in range(len(token_ids)) if token_ids[i : i + len(inner)] == inner)
+        return len(token_ids) - begin - len(inner)
+
+    def _encode_inner(self, text: str) -> list[int]:
+        """Tokenize a text that continues another; some vocabularies begin a text with a space."""
+        begin = self.encode("\n", add_special_tokens=False)
+        token_ids = self.encode("\n" + text, add_special_tokens=False)
+        if token_ids[: len(begin)] == begin:
+            return token_ids[len(begin) :]
+        return self.encode(text, add_special_tokens=False)
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids. Invalid UTF-8 becomes U+FFFD; padding ids are skipped.
 
@@ -124,11 +160,19 @@ class Tokenizer:
         templates = vocabulary.chat_templates
         if not templates:
             return None
+        default, with_tools = templates.get("default", _NEEDS_TOOLS), templates.get("tool_use")
         return ChatTemplate(
-            templates["default"],
-            tool_use_source=templates.get("tool_use"),
+            default,
+            tool_use_source=with_tools,
             bos_token=self._piece(vocabulary.bos_token_id),
             eos_token=self._piece(vocabulary.eos_token_id),
+            special_tokens=vocabulary.special_tokens,
+            control_tokens=ControlTokens(
+                vocabulary.backend,
+                vocabulary.special_ids,
+                [default, with_tools or ""],
+                vocabulary.control_tokens,
+            ),
         )
 
     def _piece(self, token_id: int | None) -> str | None:

@@ -30,6 +30,8 @@ class Vocabulary:
         special_ids: tokens that are markup rather than text.
         prefix_ids: what `encode` puts before a text, beyond the backend's own post-processor.
         suffix_ids: what `encode` puts after a text, beyond the backend's own post-processor.
+        special_tokens: pieces by name, such as "pad_token", which chat templates see beside BOS and EOS.
+        control_tokens: pieces that the folder says only a chat template may write, beside special tokens.
         chat_templates: template sources by name; "default" is the usual one.
         response_template: how answers are divided, as transformers writes it in tokenizer_config.json.
     """
@@ -42,6 +44,8 @@ class Vocabulary:
     special_ids: frozenset[int]
     prefix_ids: tuple[int, ...] = ()
     suffix_ids: tuple[int, ...] = ()
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    control_tokens: tuple[str, ...] = ()
     chat_templates: Mapping[str, str] = field(default_factory=dict)
     response_template: Mapping[str, Any] | None = None
 

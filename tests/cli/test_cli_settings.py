@@ -26,6 +26,7 @@ ENGINE: dict[str, object] = {
     "enable_prefix_caching": False,
     "share_prefixes": False,
     "deterministic": True,
+    "message_control_tokens": "refuse",
     "seed": 2**40,
     "attention_impl": "torch",
     "quantization": "int8",

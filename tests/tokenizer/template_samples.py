@@ -1,5 +1,24 @@
 """Chat templates in the style of common model families, and conversations to render with them."""
 
+from datetime import datetime
+from types import ModuleType
+
+import pytest
+
+
+def transformers_at(now: datetime, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Transformers' module of chat templates, whose clock stands still."""
+    from transformers.utils import chat_template_utils
+
+    class FixedClock(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return now
+
+    monkeypatch.setattr(chat_template_utils, "datetime", FixedClock)
+    return chat_template_utils
+
+
 SMOLLM2 = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
     "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, "

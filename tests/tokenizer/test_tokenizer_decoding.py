@@ -36,19 +36,23 @@ def test_streamed_random_ids_equal_decode(kind, token_ids, step, skip):
     assert "".join(streamed(tokenizer, token_ids, step, skip)) == whole
 
 
+@kinds
 @settings(deadline=None, max_examples=300)
 @given(st.lists(st.integers(0, 620), max_size=40), st.booleans())
-def test_byte_level_decode_equals_the_tokenizers_package_on_any_ids(token_ids, skip):
-    ours = TOKENIZERS["byte-level"].decode(token_ids, skip_special_tokens=skip)
-    assert ours == BACKENDS["byte-level"].decode(token_ids, skip_special_tokens=skip)
+def test_decode_equals_the_tokenizers_package_on_any_ids(kind, token_ids, skip):
+    ours = TOKENIZERS[kind].decode(token_ids, skip_special_tokens=skip)
+    assert ours == BACKENDS[kind].decode(token_ids, skip_special_tokens=skip)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma"])
 @settings(deadline=None, max_examples=300)
-@given(st.lists(st.one_of(st.integers(0, 2), st.integers(259, 620)), max_size=40), st.booleans())
-def test_sentencepiece_decode_equals_the_tokenizers_package_on_pieces(kind, token_ids, skip):
-    ours = TOKENIZERS[kind].decode(token_ids, skip_special_tokens=skip)
-    assert ours == BACKENDS[kind].decode(token_ids, skip_special_tokens=skip)
+@given(st.lists(st.sampled_from([*"a€😀".encode(), 0xFF, 0xE2, 0x80, 0xC3]), max_size=12), st.integers(0, 12))
+def test_runs_of_byte_tokens_are_text_as_a_whole_or_not_at_all(kind, run, cut):
+    token_ids = [3 + byte for byte in run]
+    token_ids.insert(cut, 400)
+    whole = BACKENDS[kind].decode(token_ids)
+    assert TOKENIZERS[kind].decode(token_ids) == whole
+    assert "".join(streamed(TOKENIZERS[kind], token_ids, 1, True)) == whole
 
 
 @kinds
@@ -72,28 +76,30 @@ def test_real_text_never_shows_half_a_character(kind):
         pushes = streamed(tokenizer, token_ids, 1, False)
         assert "\ufffd" not in "".join(pushes)
         assert "".join(pushes) == tokenizer.decode(token_ids, skip_special_tokens=False)
-        assert pushes[-1] == ""
+        assert pushes[-1] == "" or token_ids[-1] in tokenizer._token_bytes.byte_ids
 
 
-def test_a_character_is_shown_with_its_last_byte():
-    euro = [3 + byte for byte in "€".encode()]
-    assert streamed(TOKENIZERS["gemma"], euro, 1, True) == ["", "", "€", ""]
-
-
-def test_bytes_that_never_become_a_character_are_shown_at_once_and_at_the_end():
-    assert streamed(TOKENIZERS["gemma"], [3 + 0xFF, 3 + 0xE2, 3 + 0x82], 1, True) == [
-        "\ufffd",
+def test_a_character_is_shown_when_its_run_of_bytes_ends():
+    """Any byte more could make all of the run invalid."""
+    tokenizer, euro = TOKENIZERS["gemma"], [3 + byte for byte in "€".encode()]
+    text = tokenizer.token_text(400)
+    assert streamed(tokenizer, [*euro, 400], 1, True) == ["", "", "", f"€{text}", ""]
+    assert streamed(tokenizer, euro, 1, True) == ["", "", "", "€"]
+    assert streamed(tokenizer, [*euro, 3 + 0xFF, 3 + 0x41], 1, True) == [
         "",
         "",
+        "",
+        "\ufffd" * 4,
         "\ufffd",
+        "",
     ]
-    assert streamed(TOKENIZERS["gemma"], [3 + 0xE2, 3 + 0x41], 1, True) == ["", "\ufffdA", ""]
 
 
-def test_valid_bytes_are_kept_beside_invalid_ones():
-    # the tokenizers package gives four U+FFFD for this run of bytes, which no stream could promise
-    euro = [3 + byte for byte in "€".encode()]
-    assert TOKENIZERS["gemma"].decode([*euro, 3 + 0xFF]) == "€\ufffd"
+def test_byte_level_characters_are_shown_with_their_last_byte():
+    tokenizer, backend = TOKENIZERS["byte-level"], BACKENDS["byte-level"]
+    euro = [backend.token_to_id(piece) for piece in "âĤ¬"]
+    assert streamed(tokenizer, euro, 1, True) == ["", "", "€", ""]
+    assert streamed(tokenizer, euro[:2], 1, True) == ["", "", "\ufffd"]
 
 
 def test_only_the_first_space_is_stripped_across_pushes():

@@ -1,6 +1,7 @@
 """Tokenizers of model folders."""
 
 import json
+from itertools import chain, combinations
 
 import pytest
 from tokenizer_samples import byte_level_metadata, sample_texts, sentencepiece_metadata
@@ -77,6 +78,91 @@ def test_chat_template_is_found_in_each_place(folder):
     assert Tokenizer.from_folder(folder).chat_template.render(MESSAGES, tools=[]) == "three"
     (folder / "chat_template.jinja").write_text("four")
     assert Tokenizer.from_folder(folder).chat_template.render(MESSAGES) == "four"
+
+
+# Files with a template, each with the text it renders; later ones are written over earlier folders.
+PLACES = {
+    "tokenizer_config": lambda f: write(f, "tokenizer_config.json", {"chat_template": "config"}),
+    "named": lambda f: write(
+        f,
+        "tokenizer_config.json",
+        {
+            "chat_template": [
+                {"name": "default", "template": "named"},
+                {"name": "tool_use", "template": "tools"},
+            ]
+        },
+    ),
+    "jinja": lambda f: (f / "chat_template.jinja").write_bytes(b"jinja\r\n\n"),
+    "tool_use": lambda f: write_more(f, "tool_use", "more tools"),
+    "rag": lambda f: write_more(f, "rag", "rag"),
+    "default": lambda f: write_more(f, "default", "more default"),
+}
+
+
+def write_more(folder, name, source):
+    (folder / "additional_chat_templates").mkdir(exist_ok=True)
+    (folder / "additional_chat_templates" / f"{name}.jinja").write_text(source)
+
+
+@pytest.mark.parametrize("tools", [None, []])
+@pytest.mark.parametrize(
+    "places", list(chain.from_iterable(combinations(PLACES, n) for n in (1, 2, 3))), ids="+".join
+)
+def test_the_template_is_the_one_that_transformers_takes(folder, places, tools):
+    from transformers import AutoTokenizer
+
+    write(folder, "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+    for place in places:
+        PLACES[place](folder)
+    try:
+        expected = AutoTokenizer.from_pretrained(folder).apply_chat_template(
+            MESSAGES, tools=tools, tokenize=False
+        )
+    except ValueError:  # no default: transformers forgets tokenizer_config.json's, and that is no use
+        assert "jinja" not in places
+        assert "default" not in places
+    else:
+        assert Tokenizer.from_folder(folder).chat_template.render(MESSAGES, tools=tools) == expected
+
+
+def test_a_processors_template_is_taken_where_there_is_no_other(folder):
+    write(folder, "chat_template.json", {"chat_template": "legacy"})
+    assert Tokenizer.from_folder(folder).chat_template.render(MESSAGES) == "legacy"
+    write(folder, "processor_config.json", {"chat_template": "processor", "other": 1})
+    assert Tokenizer.from_folder(folder).chat_template.render(MESSAGES) == "processor"
+    write(folder, "tokenizer_config.json", {"chat_template": "config"})
+    assert Tokenizer.from_folder(folder).chat_template.render(MESSAGES) == "config"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"pad_token": "<|im_end|>", "unk_token": "<|im_start|>"},
+        {"pad_token": {"__type": "AddedToken", "content": "<|im_end|>"}, "mask_token": None},
+        {"image_token": "<|im_start|>", "extra_special_tokens": {"boi_token": "<|im_end|>", "audio": "x"}},
+        {"extra_special_tokens": ["<|im_start|>"], "add_bos_token": True, "sep_token": "a", "cls_token": "b"},
+        {
+            "bos_token": "<|im_start|>",
+            "eos_token": "<|im_end|>",
+            "additional_special_tokens": ["<|im_start|>"],
+        },
+    ],
+)
+@pytest.mark.parametrize(
+    "others", [None, {"unk_token": "<|endoftext|>", "pad_token": {"content": "<|im_start|>"}}]
+)
+def test_templates_see_the_special_tokens_that_transformers_gives_them(folder, fields, others):
+    from transformers import AutoTokenizer
+
+    names = ("bos", "eos", "unk", "pad", "sep", "cls", "mask", "image", "boi", "audio")
+    source = "".join(f"{{{{ {name}_token|default('-') }}}}," for name in names) + "{{ audio|default('-') }}"
+    write(folder, "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **fields})
+    if others is not None:
+        write(folder, "special_tokens_map.json", others)
+    (folder / "chat_template.jinja").write_text(source)
+    expected = AutoTokenizer.from_pretrained(folder).apply_chat_template(MESSAGES, tokenize=False)
+    assert Tokenizer.from_folder(folder).chat_template.render(MESSAGES) == expected
 
 
 def test_template_with_a_mistake_fails_the_chat_but_not_the_model(folder):

@@ -4,13 +4,14 @@ import secrets
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from octavo.engine.prompts import PromptReader, TokenIds
 from octavo.errors import ChatTemplateError, PromptError, RequestTooLongError
 from octavo.server.api.types import MAX_PROMPTS
 from octavo.server.errors import refused
-from octavo.tokenizer import Tokenizer
+from octavo.tokenizer import ChatText, Tokenizer
 
 # Marks the place where a message is continued; no other text looks like it. It is the same for all chats, so
 # that equal ones are rendered once.
@@ -87,6 +88,14 @@ class Prompts:
         """
         return self._read_ids(self.encode(text, reading), reading)
 
+    def read_chat(self, chat: ChatText, reading: Reading) -> TokenIds:
+        """Tokenize a rendered conversation.
+
+        Raises:
+            PromptError, RequestTooLongError: as `read_all`.
+        """
+        return self._read_ids(self.encode_chat(chat, reading), reading)
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -95,7 +104,7 @@ class Prompts:
         continue_final_message: bool | None,
         variables: Mapping[str, Any] | None,
         tools: Sequence[Mapping[str, Any]] | None = None,
-    ) -> str:
+    ) -> ChatText:
         """Render messages with the model's template.
 
         Raises:
@@ -106,19 +115,24 @@ class Prompts:
         template = tokenizer.chat_template if tokenizer else None
         if template is None:
             raise ChatTemplateError("this model has no chat template; use /v1/completions")
+        render = partial(
+            template.prompt,
+            tools=tools,
+            variables=variables,
+            message_control_tokens=self._reader.message_control_tokens,
+        )
         plain = [_without_nulls(message) for message in messages]
         if not continue_final_message:
             add = True if add_generation_prompt is None else add_generation_prompt
-            return template.render(plain, add_generation_prompt=add, tools=tools, variables=variables)
+            return render(plain, add_generation_prompt=add)
         if add_generation_prompt:
             raise refused("continue_final_message", "and add_generation_prompt contradict each other")
         last = plain[-1]
         if last.get("role") != "assistant" or not isinstance(last.get("content"), str):
             raise refused("continue_final_message", "needs a final message of the assistant, with a text")
         plain[-1] = last | {"content": last["content"] + _HERE}
-        text = template.render(plain, add_generation_prompt=False, tools=tools, variables=variables)
-        before, found, _ = text.rpartition(_HERE)
-        if not found:
+        before = render(plain, add_generation_prompt=False).before(_HERE)
+        if before is None:
             raise refused("continue_final_message", "is not possible: the template leaves out the message")
         return before
 
@@ -128,12 +142,22 @@ class Prompts:
         Raises:
             RequestTooLongError: it is certainly too long.
         """
-        self._check_size(text, _FAR_TOO_LONG if reading.truncate is None else _FAR_TOO_LONG_TO_TRUNCATE)
+        self._check_size(text, reading)
         special = reading.add_special_tokens
         return self._reader.encode(text, add_special_tokens=True if special is None else special)
 
-    def _check_size(self, text: str, factor: int) -> None:
+    def encode_chat(self, chat: ChatText, reading: Reading) -> list[int]:
+        """Tokenize a rendered conversation, to which nothing is added by default; as `encode`.
+
+        Raises:
+            RequestTooLongError: it is certainly too long.
+        """
+        self._check_size(chat.text, reading)
+        return self._reader.encode_chat(chat, add_special_tokens=bool(reading.add_special_tokens))
+
+    def _check_size(self, text: str, reading: Reading) -> None:
         """Count tokens part by part until it is clear that there are too many."""
+        factor = _FAR_TOO_LONG if reading.truncate is None else _FAR_TOO_LONG_TO_TRUNCATE
         max_model_len = self._reader.max_model_len
         if len(text) <= max(_PART_CHARS, 4 * max_model_len):
             return

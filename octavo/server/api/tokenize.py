@@ -105,10 +105,10 @@ def _tokenize(prompts: Prompts, asked: TokenizeRequest) -> list[int]:
         raise refused("prompt", "or messages must be given, and not both")
     if asked.prompt is not None:
         return prompts.encode(asked.prompt, Reading(asked.add_special_tokens))
-    text = prompts.render(
+    chat = prompts.render(
         asked.messages or [],
         add_generation_prompt=asked.add_generation_prompt,
         continue_final_message=asked.continue_final_message,
         variables=asked.chat_template_kwargs,
     )
-    return prompts.encode(text, Reading(bool(asked.add_special_tokens)))
+    return prompts.encode_chat(chat, Reading(asked.add_special_tokens))

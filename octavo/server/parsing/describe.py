@@ -43,7 +43,7 @@ def described(
         tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools),
         example=form.written([(_NAME, _ARGUMENTS)]),
     )
-    if plain[0]["role"] == "system":
+    if plain[0]["role"] in ("system", "developer"):
         return [plain[0] | {"content": f"{plain[0]['content']}\n\n{text}"}, *plain[1:]]
     return [{"role": "system", "content": text}, *plain]
 

@@ -8,6 +8,7 @@ import msgspec
 import tokenizers
 from msgspec import Struct
 
+from octavo.config import MessageControlTokens
 from octavo.engine.prompts import PromptReader, TokenIds
 from octavo.sampling_params import SamplingParams
 from octavo.server.api.prompts import Prompts
@@ -31,6 +32,7 @@ class Outline(Struct, kw_only=True):
     vocab_size: int
     max_model_len: int
     num_kv_tokens: int
+    message_control_tokens: MessageControlTokens
     tool_call_parser: ToolCallParser
     reasoning_parser: ReasoningParser
 
@@ -43,6 +45,7 @@ class Outline(Struct, kw_only=True):
             vocab_size=reader.vocab_size,
             max_model_len=reader.max_model_len,
             num_kv_tokens=reader.num_kv_tokens,
+            message_control_tokens=reader.message_control_tokens,
             tool_call_parser=config.tool_call_parser,
             reasoning_parser=config.reasoning_parser,
         )
@@ -60,7 +63,11 @@ class Outline(Struct, kw_only=True):
         """Rebuild the model's tokenizer, and what else is needed to read bodies."""
         tokenizer = None if self.vocabulary is None else Tokenizer(self.vocabulary)
         reader = PromptReader(
-            tokenizer, self.vocab_size, max_model_len=self.max_model_len, num_kv_tokens=self.num_kv_tokens
+            tokenizer,
+            self.vocab_size,
+            max_model_len=self.max_model_len,
+            num_kv_tokens=self.num_kv_tokens,
+            message_control_tokens=self.message_control_tokens,
         )
         formats = formats_of(tokenizer, self.tool_call_parser, self.reasoning_parser)
         return Materials(self.model, Prompts(reader), formats)

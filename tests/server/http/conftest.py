@@ -1,7 +1,7 @@
 """Servers on loopback: one with the real model, and tiny ones, shared or with options of their own."""
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -102,12 +102,18 @@ def serve_tiny(model_folder: Path) -> Iterator[Callable[..., LiveServer]]:
 def serve_template(tmp_path: Path, serve_tiny: Callable[..., LiveServer]) -> Callable[..., LiveServer]:
     """Serve the tiny model with another chat template; pieces of its tokenizer may be renamed."""
 
-    def serve(template: str = TEMPLATE, *, rename: tuple[str, str] = ("", ""), **options: Any) -> LiveServer:
+    def serve(
+        template: str = TEMPLATE,
+        *,
+        rename: tuple[str, str] = ("", ""),
+        engine: Mapping[str, object] | None = None,
+        **options: Any,
+    ) -> LiveServer:
         folder = write_model(tmp_path, max_model_len=4096)
         (folder / "chat_template.jinja").write_text(template)
         if rename[0]:
             text = (folder / "tokenizer.json").read_text().replace(*rename)
             (folder / "tokenizer.json").write_text(text)
-        return serve_tiny({"model": str(folder), "num_blocks": 2048}, **options)
+        return serve_tiny({"model": str(folder), "num_blocks": 2048, **(engine or {})}, **options)
 
     return serve

@@ -55,8 +55,8 @@ def counted(materials: Materials, body: bytes) -> bytes:
     asked = decode(body, CountRequest)
     check_model(asked.model, materials.model)
     chat, prompts = chat_of(asked), materials.prompts
-    text = rendered(prompts, chat, toolbox_of(chat, materials.formats, None))
-    count = len(prompts.encode(text, Reading(add_special_tokens=False)))
+    shown = rendered(prompts, chat, toolbox_of(chat, materials.formats, None))
+    count = len(prompts.encode_chat(shown, Reading()))
     return msgspec.json.encode(TokenCount(count))
 
 

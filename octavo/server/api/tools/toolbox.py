@@ -21,6 +21,7 @@ from octavo.server.parsing.formats import ModelFormats
 from octavo.server.parsing.harmony.messages import open_channel, shown_messages
 from octavo.server.parsing.harmony.reader import HarmonyReader
 from octavo.server.parsing.reasoning import ReasoningReader
+from octavo.tokenizer import ChatText
 from octavo.tokenizer.messages import check_json, checked_messages
 
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -139,15 +140,14 @@ def read_prompt(
         PromptError, RequestTooLongError: as Prompts.read_text.
     """
     toolbox = toolbox_of(asked, formats, params.structured)
-    text = rendered(prompts, asked, toolbox)
-    special = bool(reading.add_special_tokens)
-    token_ids = prompts.read_text(text, replace(reading, add_special_tokens=special))
-    toolbox = toolbox.with_prompt(text)
+    chat = rendered(prompts, asked, toolbox)
+    token_ids = prompts.read_chat(chat, reading)
+    toolbox = toolbox.with_prompt(chat.text)
     assert prompts.tokenizer is not None
     return token_ids, toolbox, held_params(toolbox, params, prompts.tokenizer)
 
 
-def rendered(prompts: Prompts, asked: ChatRequest, toolbox: Toolbox) -> str:
+def rendered(prompts: Prompts, asked: ChatRequest, toolbox: Toolbox) -> ChatText:
     """Render the conversation.
 
     Raises:
