@@ -1,0 +1,71 @@
+"""Says with keywords that llguidance knows what a schema says with others, where that is the same."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+# Notes for readers, which llguidance does not know as such.
+_NOTES = ("$dynamicAnchor", "$recursiveAnchor", "$vocabulary", "contentSchema", "deprecated", "then", "else")
+_IN_PLACE = ("$ref", "$dynamicRef", "allOf", "anyOf", "dependentSchemas", "if", "not", "oneOf")
+
+
+def in_known_keywords(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema without keywords that say nothing here, and with others in place of some."""
+    said = {name: value for name, value in part.items() if not _says_nothing(part, name, value)}
+    if said.get("unevaluatedProperties") is False and not any(name in said for name in _IN_PLACE):
+        del said["unevaluatedProperties"]
+        said.setdefault("additionalProperties", False)
+    _say_names(said)
+    more = list(_conditions(said))
+    if more:
+        said["allOf"] = [*said.get("allOf", ()), *more]
+    return said
+
+
+def _says_nothing(part: Mapping[str, Any], name: str, value: object) -> bool:
+    if name == "uniqueItems":
+        most = part.get("maxItems")
+        return value is False or (isinstance(most, int) and most <= 1)
+    if name in ("propertyNames", "unevaluatedItems", "unevaluatedProperties"):
+        return value is True or value in ({}, {"type": "string"} if name == "propertyNames" else {})
+    if name in ("dependencies", "dependentRequired", "dependentSchemas"):
+        return value == {}
+    if name == "if":
+        return "then" not in part and "else" not in part
+    return name in _NOTES and (name not in ("then", "else") or "if" not in part)
+
+
+def _say_names(said: dict[str, Any]) -> None:
+    """Say which names an object's properties have by the names or the pattern themselves."""
+    names = said.get("propertyNames")
+    if not isinstance(names, dict) or said.keys() & {"properties", "patternProperties", "required"}:
+        return
+    others = said.get("additionalProperties", True)
+    kind = names.keys() - {"type", "description", "title"}
+    if kind == {"pattern"} and isinstance(names["pattern"], str):
+        said["patternProperties"] = {names["pattern"]: others}
+    elif kind == {"enum"} and isinstance(names["enum"], list):
+        said["properties"] = {name: others for name in names["enum"] if isinstance(name, str)}
+    else:
+        return
+    said["additionalProperties"] = False
+    del said["propertyNames"]
+
+
+def _conditions(said: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Take out what depends on the presence of a property; yield it as choices."""
+    for name in ("dependencies", "dependentRequired", "dependentSchemas"):
+        depending = said.get(name)
+        if isinstance(depending, dict):
+            del said[name]
+            for key, needed in depending.items():
+                then = {"required": needed} if isinstance(needed, list) else needed
+                yield {"anyOf": [_lacks(key), {"allOf": [{"required": [key]}, then]}]}
+    refused = said.get("not")
+    if isinstance(refused, dict) and isinstance(refused.get("required"), list):
+        if refused.keys() <= {"required", "description", "title", "$comment"}:
+            del said["not"]
+            yield {"type": "object", "anyOf": [_lacks(key) for key in refused["required"]]}
+
+
+def _lacks(key: str) -> dict[str, Any]:
+    return {"properties": {key: False}}
