@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from octavo.cli.loading import load
+from octavo.cli.options import ChatSampling
 from octavo.cli.streams import check_text
 from octavo.config import EngineConfig
 from octavo.errors import OctavoError
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
 _HELP = "/reset forgets the conversation, /quit leaves"
 
 
-def run_chat(texts: list[str], system: str | None, config: EngineConfig, params: SamplingParams) -> None:
+def run_chat(texts: list[str], system: str | None, config: EngineConfig, sampling: ChatSampling) -> None:
     """Answer the given messages, or talk until the user leaves."""
     check_text(texts, "the command line", sys.getfilesystemencoding())
     llm = load(config)
+    params = sampling.completed(llm.engine.sampling_defaults.values)
     opening: list[Message] = [{"role": "system", "content": system}] if system else []
     if texts:
         for text in texts:

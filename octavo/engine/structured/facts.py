@@ -109,7 +109,7 @@ class FactFinder:
         )
 
     def referred(self, reference: object) -> Any:
-        """Return what a reference within the schema points to; True, which says nothing, if it is not seen."""
+        """Return what a reference within the schema points to; True, which says nothing, if unseen."""
         if not isinstance(reference, str) or not reference.startswith("#"):
             return True
         found = self._root
@@ -150,7 +150,10 @@ class FactFinder:
         for kind, low, high in _RANGES:
             least, most = found.ranges.get(kind, _EVERYWHERE)
             step = 1 if low.startswith("exclusive") else 0
-            given = ((_number(schema.get(low), -math.inf), step), (_number(schema.get(high), math.inf), -step))
+            given = (
+                (_number(schema.get(low), -math.inf), step),
+                (_number(schema.get(high), math.inf), -step),
+            )
             found.ranges[kind] = (max(least, given[0]), min(most, given[1]))
         for name in ("anyOf", "oneOf"):
             if isinstance(schema.get(name), list):

@@ -61,10 +61,9 @@ def _conditions(said: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 then = {"required": needed} if isinstance(needed, list) else needed
                 yield {"anyOf": [_lacks(key), {"allOf": [{"required": [key]}, then]}]}
     refused = said.get("not")
-    if isinstance(refused, dict) and isinstance(refused.get("required"), list):
-        if refused.keys() <= {"required", "description", "title", "$comment"}:
-            del said["not"]
-            yield {"type": "object", "anyOf": [_lacks(key) for key in refused["required"]]}
+    if isinstance(refused, dict) and refused.keys() == {"required"} and isinstance(refused["required"], list):
+        del said["not"]
+        yield {"type": "object", "anyOf": [_lacks(key) for key in refused["required"]]}
 
 
 def _lacks(key: str) -> dict[str, Any]:

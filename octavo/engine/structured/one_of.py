@@ -1,4 +1,4 @@
-"""Makes of a oneOf an anyOf, where no value can be valid under two variants, or where that can be excluded."""
+"""Makes an anyOf of a oneOf, where no value is valid under two variants, or where that can be excluded."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +26,7 @@ def without_one_of(schema: dict[str, Any], finder: FactFinder) -> None:
     for number in range(len(variants)):
         alone += _alone(number, variants, facts, finder)
     if not alone:
-        raise StructuredOutputError("oneOf cannot be held to: what one of its variants allows, another does, too")
+        raise StructuredOutputError("oneOf cannot be held to: all that one variant allows, another does, too")
     said = {"anyOf" if name == "oneOf" else name: value for name, value in schema.items() if name != "anyOf"}
     said["anyOf"] = alone
     if "anyOf" in base:
@@ -35,9 +35,7 @@ def without_one_of(schema: dict[str, Any], finder: FactFinder) -> None:
     schema.update(said)
 
 
-def _alone(
-    number: int, variants: Sequence[Any], facts: Sequence[Facts], finder: FactFinder
-) -> list[Any]:
+def _alone(number: int, variants: Sequence[Any], facts: Sequence[Facts], finder: FactFinder) -> list[Any]:
     """Return what of a variant no other one allows: itself, something narrower, or nothing."""
     variant, own = variants[number], facts[number]
     others = {
@@ -57,8 +55,8 @@ def _alone(
         if not keys or other.values is not None:
             first, second = sorted((number, place))
             raise StructuredOutputError(
-                f"oneOf cannot be held to: its variants {first + 1} and {second + 1} may both allow a value; let "
-                "them differ in a property with a const, or say anyOf"
+                f"oneOf cannot be held to: its variants {first + 1} and {second + 1} may both allow a value; "
+                "let them differ in a property with a const, or say anyOf"
             )
         forbidden[keys[0]] = False
     return [{"allOf": [variant, {"type": "object", "properties": forbidden}]}] if forbidden else [variant]

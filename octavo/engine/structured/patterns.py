@@ -1,4 +1,4 @@
-"""From the regular expressions of JSON Schema (ECMA-262) to those of Rust's regex crate, which llguidance reads.
+"""From JSON Schema's regular expressions (ECMA-262) to those of Rust's regex crate, which llguidance reads.
 
 Dialects differ in what a class such as `\\S` holds: the translation takes what all of them hold, so that
 whatever validates an output finds it right. It never takes NUL: llguidance lets a class of all control

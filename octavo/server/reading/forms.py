@@ -11,6 +11,7 @@ from msgspec import Struct
 from octavo.engine.prompts import PromptReader, TokenIds
 from octavo.sampling_params import SamplingParams
 from octavo.server.api.prompts import Prompts
+from octavo.server.api.sampling import Defaults
 from octavo.server.api.tools.toolbox import Toolbox
 from octavo.server.api.types import ChatRequest, CompletionRequest
 from octavo.server.config import ReasoningParser, ServerConfig, ToolCallParser
@@ -33,9 +34,10 @@ class Outline(Struct, kw_only=True):
     num_kv_tokens: int
     tool_call_parser: ToolCallParser
     reasoning_parser: ReasoningParser
+    defaults: dict[str, int | float]
 
     @classmethod
-    def of(cls, model: str, reader: PromptReader, config: ServerConfig) -> "Outline":
+    def of(cls, model: str, reader: PromptReader, config: ServerConfig, defaults: Defaults) -> "Outline":
         """Return the outline of a model by the name that clients give."""
         return cls(
             model=model,
@@ -45,6 +47,7 @@ class Outline(Struct, kw_only=True):
             num_kv_tokens=reader.num_kv_tokens,
             tool_call_parser=config.tool_call_parser,
             reasoning_parser=config.reasoning_parser,
+            defaults=dict(defaults),
         )
 
     @classmethod
@@ -63,7 +66,7 @@ class Outline(Struct, kw_only=True):
             tokenizer, self.vocab_size, max_model_len=self.max_model_len, num_kv_tokens=self.num_kv_tokens
         )
         formats = formats_of(tokenizer, self.tool_call_parser, self.reasoning_parser)
-        return Materials(self.model, Prompts(reader), formats)
+        return Materials(self.model, Prompts(reader), formats, self.defaults)
 
 
 def _json_of(value: object) -> str:

@@ -107,6 +107,7 @@ class MessagesRequest(CountRequest, forbid_unknown_fields=True, kw_only=True):
     # Accepted and without effect.
     metadata: JsonObject | None = None
     service_tier: str | None = None
+    cache_control: JsonObject | None = None
 
 
 class TokenCount(Struct):

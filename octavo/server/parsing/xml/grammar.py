@@ -156,7 +156,11 @@ def _check(schema: Mapping[str, Any], known: frozenset[str]) -> None:
 
 def _keywords(schema: Mapping[str, Any]) -> set[str]:
     """Return a schema's keywords, without a format that is an annotation."""
-    return {name for name, value in schema.items() if name != "format" or not isinstance(value, str) or value in FORMATS}
+    return {
+        name
+        for name, value in schema.items()
+        if name != "format" or not isinstance(value, str) or value in FORMATS
+    }
 
 
 def _refuse(what: str) -> NoReturn:
