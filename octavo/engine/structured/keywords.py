@@ -3,9 +3,54 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from octavo.errors import StructuredOutputError
+
 # Notes for readers, which llguidance does not know as such.
 _NOTES = ("$dynamicAnchor", "$recursiveAnchor", "$vocabulary", "contentSchema", "deprecated", "then", "else")
 _IN_PLACE = ("$ref", "$dynamicRef", "allOf", "anyOf", "dependentSchemas", "if", "not", "oneOf")
+
+_OBJECTS = (
+    "$defs",
+    "definitions",
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "patternProperties",
+    "properties",
+)
+_LISTS = ("allOf", "anyOf", "enum", "oneOf", "prefixItems", "required")
+_NUMBERS = ("maximum", "minimum", "multipleOf")
+_COUNTS = ("maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties")
+_TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
+
+
+def check_keywords(part: Mapping[str, Any]) -> None:
+    """Check that the keywords of one schema have values of their types.
+
+    Raises:
+        StructuredOutputError: one has not.
+    """
+    for names, kind, what in (
+        (_OBJECTS, dict, "an object"),
+        (_LISTS, list, "a list"),
+        (_NUMBERS, int | float, "a number"),
+        (_COUNTS, int | float, "a count"),
+        (("$ref", "format", "pattern"), str, "a string"),
+    ):
+        for name in names:
+            if name in part and (not isinstance(part[name], kind) or isinstance(part[name], bool)):
+                _refuse(name, what, part[name])
+    for name in part.get("required", ()):
+        if not isinstance(name, str):
+            _refuse("required", "names", name)
+    types = part.get("type", "object")
+    for name in (types or [types]) if isinstance(types, list) else [types]:
+        if name not in _TYPES:
+            _refuse("type", f"one of {', '.join(_TYPES)}, or a list of them", name)
+
+
+def _refuse(name: str, what: str, value: object) -> None:
+    raise StructuredOutputError(f"{name} must be {what}, got {value!r:.80}")
 
 
 def in_known_keywords(part: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from octavo.engine.structured.facts import FactFinder
-from octavo.engine.structured.keywords import in_known_keywords
+from octavo.engine.structured.keywords import check_keywords, in_known_keywords
 from octavo.engine.structured.numbers import check_number, held_bounds
 from octavo.engine.structured.one_of import without_one_of
 from octavo.engine.structured.patterns import translated
@@ -40,6 +40,7 @@ def held_schema(schema: Mapping[str, Any], options: Mapping[str, Any]) -> dict[s
     """
     root = copy.deepcopy(dict(schema))
     finder = FactFinder(root)
+    _walk(root, finder, check_keywords)
     _walk(root, finder, lambda part: without_one_of(part, finder))
     holder = _Holder()
     _walk(root, finder, holder.hold)
@@ -47,27 +48,34 @@ def held_schema(schema: Mapping[str, Any], options: Mapping[str, Any]) -> dict[s
 
 
 def _walk(root: dict[str, Any], finder: FactFinder, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change every part of a schema in place, once, before the parts in it."""
-    waiting: list[Any] = [root]
+    """Change every part of a schema in place, once, before the parts in it; errors say where it is."""
+    waiting: list[tuple[str, Any]] = [("", root)]
     seen: set[int] = set()
     while waiting:
-        part = waiting.pop()
-        if isinstance(part, dict) and id(part) not in seen:
+        place, part = waiting.pop()
+        if isinstance(part, bool) or id(part) in seen:
+            continue
+        try:
+            if not isinstance(part, dict):
+                raise StructuredOutputError(f"expected a schema, an object or a boolean, got {part!r:.80}")
             seen.add(id(part))
             change(part)
-            waiting += _parts(part)
-            waiting.append(finder.referred(part.get("$ref")))
+        except StructuredOutputError as error:
+            raise StructuredOutputError(f"{place.lstrip('.')}: {error}" if place else str(error)) from error
+        waiting += ((place + where, found) for where, found in _parts(part))
+        waiting.append((place + ".$ref", finder.referred(part.get("$ref"))))
 
 
-def _parts(part: Mapping[str, Any]) -> Iterator[Any]:
+def _parts(part: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name in _MAPS:
-        if isinstance(part.get(name), dict):
-            yield from part[name].values()
+        for key, found in part.get(name, {}).items():
+            yield f".{name}.{key}", found
     for name in _LISTS:
         if isinstance(part.get(name), list):
-            yield from part[name]
+            yield from ((f".{name}[{index}]", found) for index, found in enumerate(part[name]))
     for name in _SINGLE:
-        yield part.get(name)
+        if name in part and not isinstance(part[name], list):
+            yield f".{name}", part[name]
 
 
 class _Holder:

@@ -6,7 +6,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
-from octavo.sampling_params import SamplingParams, StructuredOutput
+from octavo.sampling_params import MAX_LOGPROBS, SamplingParams, StructuredOutput
 from octavo.server.api.types import ChatRequest, CompletionRequest, SamplingFields
 from octavo.server.errors import refused
 
@@ -58,6 +58,8 @@ def chat_params(request: ChatRequest, defaults: Defaults = NEUTRAL) -> SamplingP
         if request.max_tokens not in (None, request.max_completion_tokens):
             raise refused("max_completion_tokens", "and max_tokens contradict each other; give one of them")
         options["max_tokens"] = request.max_completion_tokens
+    if not 0 <= (request.top_logprobs or 0) <= MAX_LOGPROBS:
+        raise refused("top_logprobs", f"must be in [0, {MAX_LOGPROBS}], got {request.top_logprobs}")
     if request.top_logprobs and not request.logprobs:
         raise refused("top_logprobs", "needs logprobs: true")
     if request.logprobs:
@@ -66,14 +68,15 @@ def chat_params(request: ChatRequest, defaults: Defaults = NEUTRAL) -> SamplingP
 
 
 def _options(request: SamplingFields, defaults: Defaults) -> dict[str, Any]:
-    if request.stream_options is not None and not request.stream:
+    options = request.stream_options
+    if options and not request.stream and (options.include_usage or options.continuous_usage_stats):
         raise refused("stream_options", "needs stream: true")
     if request.stream and request.prompt_logprobs is not None:
         raise refused("prompt_logprobs", "are not streamed; ask with stream: false")
     values = zip(_SAME_NAME, _values_of(request), strict=True)
-    options = {**defaults, **{name: value for name, value in values if value is not None}}
+    given = {name: value for name, value in values if value is not None}
     structured = _structured(request)
-    return options if structured is None else {**options, "structured": structured}
+    return {**defaults, **given, **({} if structured is None else {"structured": structured})}
 
 
 def _params(options: dict[str, Any]) -> SamplingParams:

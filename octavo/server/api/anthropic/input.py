@@ -69,7 +69,7 @@ def chat_of(asked: CountRequest) -> ChatRequest:
         ApiError: a block is of a kind that is not supported there, or fields contradict each other.
     """
     messages: list[JsonObject] = []
-    if asked.system is not None:
+    if asked.system not in (None, []):
         messages.append({"role": "system", "content": _text(asked.system, "system", "system")})
     for index, message in enumerate(asked.messages):
         messages += _turns(message, f"messages[{index}]")

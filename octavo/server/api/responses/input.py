@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import msgspec
+
 from octavo.sampling_params import SamplingParams, StructuredOutput
 from octavo.server.api.decode import decode
 from octavo.server.api.responses.types import NamedResponseTool, ResponsesRequest, ResponseTool, TextFormat
@@ -29,6 +31,9 @@ def parse_response(body: bytes, defaults: Defaults) -> ChatInput:
     asked = decode(body, ResponsesRequest)
     if asked.top_logprobs:
         raise refused("top_logprobs", "is not supported here; use /v1/chat/completions")
+    most = asked.max_output_tokens
+    if most is not None and not 1 <= most < 2**31:
+        raise refused("max_output_tokens", f"must be an integer in [1, {2**31 - 1}], got {most}")
     options: dict[str, Any] = {**defaults, "max_tokens": asked.max_output_tokens}
     for name in ("temperature", "top_p"):
         if getattr(asked, name) is not None:
@@ -95,6 +100,12 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> No
     if not isinstance(kind, str) or kind not in _KNOWN:
         text = f"{where}.type: expected one of {', '.join(_KNOWN)}, got {kind!r}"
         raise ApiError(400, text[:400], param=f"{where}.type")
+    for name in ("role", "call_id", "name", "arguments"):
+        if not isinstance(item.get(name, ""), str):
+            text = f"{where}.{name}: expected a string, got {type(item[name]).__name__}"
+            raise ApiError(400, text, param=f"{where}.{name}")
+    if kind == "message" and "role" not in item:
+        raise ApiError(400, f"{where}.role: expected a string, got none", param=f"{where}.role")
     unknown = sorted(name for name in item if name not in _KNOWN[kind])
     if unknown:
         raise ApiError(400, f"{where}: unknown field {unknown[0]!r}", param=where, code="unknown_field")
@@ -102,6 +113,7 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> No
         output = _content(item.get("output"), f"{where}.output")
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
     elif kind == "function_call":
+        _check_arguments(item.get("arguments", ""), f"{where}.arguments")
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
         _turn(messages, calls=True).setdefault("tool_calls", []).append(call)
@@ -109,7 +121,7 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> No
         parts = _parts(item.get("content", []), f"{where}.content")
         _turn(messages)["reasoning_content"] = "\n".join(part["text"] for part in parts)
     elif item.get("role") == "assistant":
-        _turn(messages)["content"] = _content(item.get("content"), f"{where}.content")
+        _turn(messages)["content"] = _content(item.get("content", ""), f"{where}.content")
     else:
         messages.append(
             {"role": item.get("role"), "content": _content(item.get("content"), f"{where}.content")}
@@ -126,7 +138,17 @@ def _turn(messages: list[dict[str, Any]], *, calls: bool = False) -> dict[str, A
 
 
 def _content(content: Any, where: str) -> Any:
+    if not isinstance(content, str | list):
+        text = f"{where}: expected a text or a list of parts, got {type(content).__name__}"
+        raise ApiError(400, text, param=where)
     return _parts(content, where) if isinstance(content, list) else content
+
+
+def _check_arguments(arguments: str, where: str) -> None:
+    try:
+        msgspec.json.decode(arguments or "{}")
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ApiError(400, f"{where}: expected JSON: {error}", param=where) from error
 
 
 def _parts(parts: Any, where: str) -> list[dict[str, Any]]:
