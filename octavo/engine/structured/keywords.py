@@ -1,5 +1,6 @@
 """Says with keywords that llguidance knows what a schema says with others, where that is the same."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -40,6 +41,9 @@ def check_keywords(part: Mapping[str, Any]) -> None:
         for name in names:
             if name in part and (not isinstance(part[name], kind) or isinstance(part[name], bool)):
                 _refuse(name, what, part[name])
+    for name in (*_NUMBERS, "exclusiveMaximum", "exclusiveMinimum"):
+        if isinstance(part.get(name), float) and not math.isfinite(part[name]):
+            _refuse(name, "a finite number", part[name])
     for name in part.get("required", ()):
         if not isinstance(name, str):
             _refuse("required", "names", name)

@@ -104,7 +104,7 @@ ROUTES: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
 
 
 def with_nulls(kind: type[msgspec.Struct]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield a body for each field that need not be there, in the structs within it, too: null is its value."""
+    """Yield a body with null for each field that need not be there, in the structs within it, too."""
     yield from _nulls(inspect.type_info(kind))
 
 
