@@ -43,7 +43,7 @@ def run_inspect(model: str | None, config: EngineConfig) -> None:
     table.add_row(
         "tokenizer", "none: token ids only" if tokenizer is None else f"{tokenizer.vocab_size} pieces"
     )
-    table.add_row("sampling where a request leaves it open", _sampling(defaults, config))
+    table.add_row("sampling by default", _sampling(defaults, config))
     try:
         for rows in _plans(source, config, model_config):
             if config.tensor_parallel_size > 1:
