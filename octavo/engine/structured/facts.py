@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
 _MAX_DEPTH = 8
+# Of work on schemas by strangers; afterwards nothing more is proved.
 _MAX_LOOKS = 20_000
 _RANGES = (
     ("number", "minimum", "maximum"),
@@ -34,6 +35,7 @@ class Facts:
     Attributes:
         types: that they may have; an integer is a number.
         values: all that they may be; None: not so few.
+        known: these values' identities.
         required: keys that objects have.
         properties: of objects, schemas that hold for a key.
         closed: of each closed schema, the keys that its objects may have.
@@ -43,6 +45,7 @@ class Facts:
 
     types: frozenset[str] = TYPES
     values: list[Any] | None = None
+    known: set[Any] = field(default_factory=set)
     required: set[str] = field(default_factory=set)
     properties: dict[str, list[Any]] = field(default_factory=dict)
     closed: list[frozenset[str]] = field(default_factory=list)
@@ -91,7 +94,7 @@ class FactFinder:
         if depth > _MAX_DEPTH or self._looks > _MAX_LOOKS:
             return True
         kind = type_of(value)
-        if kind not in facts.types or (facts.values is not None and not is_among(value, facts.values)):
+        if kind not in facts.types or (facts.values is not None and identity(value) not in facts.known):
             return False
         least, most = facts.ranges.get(kind, _EVERYWHERE)
         size = value if kind == "number" else len(value) if kind in ("string", "array", "object") else 0
@@ -136,8 +139,9 @@ class FactFinder:
         """Add what one more schema says."""
         if schema is False:
             found.types = frozenset()
-        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH or self._looks > _MAX_LOOKS:
             return
+        self._looks += 1 + len(schema.get("properties", ())) + len(schema.get("required", ()))
         if "$ref" in schema:
             self._add(found, self.referred(schema["$ref"]), depth + 1)
             if self._refers_alone:
@@ -145,7 +149,8 @@ class FactFinder:
         found.types &= _types(schema.get("type"))
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if isinstance(values, list):
-            found.values = [v for v in values if found.values is None or is_among(v, found.values)]
+            found.values = [v for v in values if found.values is None or identity(v) in found.known]
+            found.known = {identity(value) for value in found.values}
         _add_object(found, schema)
         for kind, low, high in _RANGES:
             least, most = found.ranges.get(kind, _EVERYWHERE)
@@ -172,9 +177,13 @@ def type_of(value: object) -> str:
     return kinds.get(type(value), "null")
 
 
-def is_among(value: Any, values: Iterable[Any]) -> bool:
-    """Return whether a JSON value is one of some; true is not 1."""
-    return any(type_of(value) == type_of(other) and value == other for other in values)
+def identity(value: Any) -> Any:
+    """Return what two JSON values share if they are equal, and only then; it can be hashed. True is not 1."""
+    if isinstance(value, list):
+        return ("array", *map(identity, value))
+    if isinstance(value, dict):
+        return ("object", frozenset((key, identity(item)) for key, item in value.items()))
+    return (type_of(value), value)
 
 
 def _types(given: object) -> frozenset[str]:
