@@ -8,6 +8,7 @@ from octavo.errors import StructuredOutputError
 
 # Notes for readers, which llguidance does not know as such.
 _NOTES = ("$dynamicAnchor", "$recursiveAnchor", "$vocabulary", "contentSchema", "deprecated", "then", "else")
+_REMARKS = ("$comment", "description", "title")
 _IN_PLACE = ("$ref", "$dynamicRef", "allOf", "anyOf", "dependentSchemas", "if", "not", "oneOf")
 
 _OBJECTS = (
@@ -109,10 +110,40 @@ def _conditions(said: dict[str, Any]) -> Iterator[dict[str, Any]]:
             for key, needed in depending.items():
                 then = {"required": needed} if isinstance(needed, list) else needed
                 yield {"anyOf": [_lacks(key), {"allOf": [{"required": [key]}, then]}]}
-    refused = said.get("not")
-    if isinstance(refused, dict) and refused.keys() == {"required"} and isinstance(refused["required"], list):
+    if "not" in said and (negated := _negated(said["not"])) is not None:
         del said["not"]
-        yield {"type": "object", "anyOf": [_lacks(key) for key in refused["required"]]}
+        yield {"allOf": [negated]}
+
+
+def _negated(schema: Any) -> dict[str, Any] | bool | None:
+    """Return a schema of values that are not valid under another, perhaps not of all; None: none is found."""
+    if not isinstance(schema, dict):
+        return not schema
+    said = {name: value for name, value in schema.items() if name not in _REMARKS}
+    if not said:
+        return False
+    if len(said) > 1:
+        # What breaks one keyword breaks the schema.
+        parts = [_negated({name: value}) for name, value in said.items()]
+        found = [part for part in parts if part is not None]
+        return {"anyOf": found} if found else None
+    ((name, value),) = said.items()
+    if name == "required":
+        return {"type": "object", "anyOf": [_lacks(key) for key in value]}
+    if name == "type":
+        refused = {value} if isinstance(value, str) else set(value)
+        left = [kind for kind in _TYPES if kind not in (refused | {"integer"})]
+        return (
+            {"type": [kind for kind in left if kind != "number" or "integer" not in refused]}
+            if left
+            else False
+        )
+    if name in ("allOf", "anyOf"):
+        parts = [_negated(part) for part in value]
+        found = [part for part in parts if part is not None]
+        other = "anyOf" if name == "allOf" else "allOf"
+        return {other: found} if found and (name == "allOf" or len(found) == len(parts)) else None
+    return None
 
 
 def _lacks(key: str) -> dict[str, Any]:
