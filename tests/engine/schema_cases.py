@@ -55,6 +55,9 @@ NUMBERS: list[Schema] = [
     {"type": "number", "exclusiveMinimum": -1, "exclusiveMaximum": 2**63 - 2},
     {"type": "number", "maximum": 2**60 + 3, "minimum": 2**60 - 900},
     {"minimum": 2**55 + 1},
+    {"type": "number", "minimum": 15.381932921142933, "maximum": 15.382},
+    {"type": "number", "exclusiveMinimum": -0.20110096267195817, "exclusiveMaximum": 1e-300},
+    {"enum": [0.1, -1.5e-7, 2.50, 1e22 / 1e7]},
     {"enum": [2**63 - 1, 1, 2**53]},
     {"const": 10**18},
 ]

@@ -5,7 +5,7 @@ Bounds that it would round, or refuse, become the nearest inside that it holds e
 
 import math
 from collections.abc import Mapping
-from decimal import Decimal
+from decimal import ROUND_CEILING, Decimal, localcontext
 from typing import Any
 
 from octavo.errors import StructuredOutputError
@@ -16,6 +16,8 @@ _EXACT = 2**53
 # The first double within 64 bits; the last one: llguidance takes 2**63 for 2**63 - 1.
 _FIRST, _LAST = -(2**63 - 1024), 2**63 - 1024
 _LARGEST = 2**63 - 1
+# Significant digits, and places after the point, that its parser reads exactly.
+_NUM_DIGITS, _NUM_PLACES = 15, 22
 # With one bound of more digits than this, llguidance finds no range.
 _ONE_SIDED = 10**18
 
@@ -27,7 +29,7 @@ def held_bounds(schema: Mapping[str, Any]) -> dict[str, Any]:
         StructuredOutputError: no number is left.
     """
     bounds = {name: schema[name] for name in _BOUNDS if _is_number(schema.get(name))}
-    if all(abs(bound) < _EXACT for bound in bounds.values()):
+    if all(_is_read_exactly(bound) for bound in bounds.values()):
         return dict(schema)
     kept = {name: value for name, value in schema.items() if name not in _BOUNDS}
     types = schema.get("type", "number")
@@ -56,8 +58,17 @@ def check_number(value: object, what: str) -> None:
     if not _is_number(value) or value == _LARGEST:
         return
     assert isinstance(value, int | float)
-    if abs(value) > _LAST or int(float(value)) != int(value):
+    is_whole = not value % 1
+    if abs(value) > _LAST or (value != int(float(value)) if is_whole else not _is_read_exactly(value)):
         raise StructuredOutputError(f"{what} cannot be held to: {value} has too many digits; use a string")
+
+
+def _is_read_exactly(value: int | float) -> bool:
+    """Return whether llguidance reads a number as it is: its parser errs in a double's last digit."""
+    if abs(value) >= _EXACT:
+        return False
+    digits = Decimal(repr(value)).normalize().as_tuple()
+    return len(digits.digits) <= _NUM_DIGITS and int(digits.exponent) >= -_NUM_PLACES
 
 
 def _is_number(value: object) -> bool:
@@ -94,7 +105,7 @@ def _number_bounds(schema: Mapping[str, Any], bounds: Mapping[str, int | float])
     for name, bound in bounds.items():
         is_low = "inimum" in name
         is_open = _is_open(schema, name)
-        if abs(bound) < _EXACT:
+        if _is_read_exactly(bound):
             name = f"exclusive{name.capitalize()}" if is_open and not name.startswith("exclusive") else name
         else:
             name = "minimum" if is_low else "maximum"
@@ -105,11 +116,21 @@ def _number_bounds(schema: Mapping[str, Any], bounds: Mapping[str, int | float])
 
 def _digits_above(bound: int | float, is_open: bool) -> float:
     """Return a double above a bound, also if its shortest digits are read, as llguidance does."""
+    if abs(bound) < _EXACT:
+        return _shortened(bound)
     found = float(_double_above(bound))
     while (digits := Decimal(repr(found))) < bound or (is_open and digits == bound):
         found = math.nextafter(found, math.inf)
     # As JSON, integers are read exactly, floats up to their last digit.
     return int(found) if math.isfinite(found) else found
+
+
+def _shortened(bound: int | float) -> float:
+    """Return the next number above a bound that llguidance reads exactly."""
+    with localcontext(prec=400, rounding=ROUND_CEILING) as context:
+        found = Decimal(repr(bound)).quantize(Decimal(10) ** -_NUM_PLACES)
+        context.prec = _NUM_DIGITS
+        return float(+found)
 
 
 def _double_above(bound: int | float) -> Any:
