@@ -65,8 +65,8 @@ def check_number(value: object, what: str) -> None:
 
 def _is_read_exactly(value: int | float) -> bool:
     """Return whether llguidance reads a number as it is: its parser errs in a double's last digit."""
-    if abs(value) >= _EXACT:
-        return False
+    if abs(value) >= _EXACT or isinstance(value, int):
+        return abs(value) < _EXACT
     digits = Decimal(repr(value)).normalize().as_tuple()
     return len(digits.digits) <= _NUM_DIGITS and int(digits.exponent) >= -_NUM_PLACES
 
