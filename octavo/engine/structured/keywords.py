@@ -120,6 +120,8 @@ def _negated(schema: Any) -> dict[str, Any] | bool | None:
     if not isinstance(schema, dict):
         return not schema
     said = {name: value for name, value in schema.items() if name not in _REMARKS}
+    if "$ref" in said:
+        return None
     if not said:
         return False
     if len(said) > 1:
@@ -131,19 +133,20 @@ def _negated(schema: Any) -> dict[str, Any] | bool | None:
     if name == "required":
         return {"type": "object", "anyOf": [_lacks(key) for key in value]}
     if name == "type":
-        refused = {value} if isinstance(value, str) else set(value)
-        left = [kind for kind in _TYPES if kind not in (refused | {"integer"})]
-        return (
-            {"type": [kind for kind in left if kind != "number" or "integer" not in refused]}
-            if left
-            else False
-        )
+        return _of_other_types({value} if isinstance(value, str) else set(value))
     if name in ("allOf", "anyOf"):
         parts = [_negated(part) for part in value]
         found = [part for part in parts if part is not None]
         other = "anyOf" if name == "allOf" else "allOf"
         return {other: found} if found and (name == "allOf" or len(found) == len(parts)) else None
     return None
+
+
+def _of_other_types(types: set[str]) -> dict[str, Any] | bool:
+    # Some numbers are integers.
+    types |= {"integer", "number"} if "integer" in types else {"integer"}
+    left = [kind for kind in _TYPES if kind not in types]
+    return {"type": left} if left else False
 
 
 def _lacks(key: str) -> dict[str, Any]:

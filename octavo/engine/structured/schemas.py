@@ -5,6 +5,7 @@ twenty digits, and a pattern takes what all dialects of regular expressions agre
 """
 
 import copy
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -23,7 +24,7 @@ _MAPS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "prope
 _LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 _SINGLE = ("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "then")
 # Dialects differ in what these take. Where names depend on one, no name may be left to the others.
-_DOUBTFUL = ("\\d", "\\w", "\\s", "\\D", "\\W", "\\S", ".", "(?i)")
+_DOUBTFUL = re.compile(r"\\[dwsDWS]|\(\?i|(?<!\\)\.")
 # Without u: a name that is written in escapes would pass for another one.
 _PLAIN_ESCAPES = {"json_allowed_escapes": 'nrbtf\\"'}
 
@@ -131,7 +132,7 @@ def _hold_patterns(part: dict[str, Any], patterns: Mapping[str, Any]) -> None:
         new = translated(pattern)
         held[new] = value if new not in held else {"allOf": [held[new], value]}
     part["patternProperties"] = held
-    if any(kind in pattern for pattern in patterns for kind in _DOUBTFUL):
+    if any(map(_DOUBTFUL.search, patterns)):
         part["additionalProperties"] = False
 
 

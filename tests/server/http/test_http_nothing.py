@@ -63,9 +63,9 @@ def test_any_type_at_any_place_is_answered_or_refused_by_name(
 
 
 def _names(error: dict[str, Any], place: tuple[str | int, ...]) -> bool:
-    """Whether an error says which field of the body it is about; schemas may be called by their kind."""
+    """Whether an error says which field of the body it is about, or which part of it."""
     said = f"{error.get('param')} {error['message']}"
-    return any(name in said for name in (str(place[0]), "json_schema", "structured output", "choice must"))
+    return any(name in said for name in (*map(str, place), "json_schema", "structured output"))
 
 
 # Fields of OpenAI's, Anthropic's and vLLM's APIs that Octavo lacks, in which clients write nothing.

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import msgspec
-
 from octavo.sampling_params import SamplingParams, StructuredOutput
 from octavo.server.api.decode import decode
 from octavo.server.api.responses.types import NamedResponseTool, ResponsesRequest, ResponseTool, TextFormat
@@ -113,7 +111,6 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> No
         output = _content(item.get("output"), f"{where}.output")
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
     elif kind == "function_call":
-        _check_arguments(item.get("arguments", ""), f"{where}.arguments")
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
         _turn(messages, calls=True).setdefault("tool_calls", []).append(call)
@@ -142,13 +139,6 @@ def _content(content: Any, where: str) -> Any:
         text = f"{where}: expected a text or a list of parts, got {type(content).__name__}"
         raise ApiError(400, text, param=where)
     return _parts(content, where) if isinstance(content, list) else content
-
-
-def _check_arguments(arguments: str, where: str) -> None:
-    try:
-        msgspec.json.decode(arguments or "{}")
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ApiError(400, f"{where}: expected JSON: {error}", param=where) from error
 
 
 def _parts(parts: Any, where: str) -> list[dict[str, Any]]:
