@@ -32,6 +32,10 @@ class EngineConfig:
         dtype: type of weights and activations; auto is float32 on a CPU.
         device: "cpu", "cuda", "cuda:1"...; auto takes a GPU when there is one.
         load_format: auto looks at the files; dummy builds seeded random weights from config.json alone.
+        generation_config: where defaults of sampling come from, for requests that leave open temperature,
+            top_p, top_k, min_p or repetition_penalty: auto is the model's own generation_config.json (of a
+            GGUF file, general.sampling), "none" leaves them neutral, anything else is a folder with a
+            generation_config.json.
         max_model_len: longest prompt + output in tokens. Default: the model's own context. Models with
             LongRoPE or dynamic rope scaling rotate every text as one of this length.
         block_size: tokens per KV block, at least 1. Default: 16 on a CPU, 64 on a GPU.
@@ -89,6 +93,7 @@ class EngineConfig:
     dtype: DType = "auto"
     device: str = "auto"
     load_format: LoadFormat = "auto"
+    generation_config: str = "auto"
     max_model_len: int | None = None
     block_size: int | None = None
     num_blocks: int | None = None

@@ -14,7 +14,6 @@ from octavo.engine.stats import EngineStats
 from octavo.errors import EngineError, InvalidArgumentError, OctavoError
 from octavo.garbage import collect_youngest, no_full_collections
 from octavo.llm_arguments import (
-    DEFAULT_SAMPLING,
     Message,
     as_continuation_list,
     as_conversations,
@@ -23,11 +22,11 @@ from octavo.llm_arguments import (
 )
 from octavo.outputs import CompletionDelta, DeltaReader, RequestOutput, ScoreOutput
 from octavo.progress import progress_bar
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import CHAT_DEFAULTS, SamplingParams
 
 OnError = Literal["raise", "return"]
 
-DEFAULT_CHAT_SAMPLING = SamplingParams(temperature=0.6, top_p=0.95, max_tokens=512)
+_MAX_CHAT_TOKENS = 512
 
 # While `generate` reads a list of prompts, it launches a step after this many, then after twice as many, and
 # so on. Launching a step takes the host as long as reading dozens of prompts.
@@ -77,6 +76,13 @@ class LLM:
         """Counters of the engine and its KV block pool."""
         return self._shared.call(self.engine.stats)
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return what holds where no parameters are given: the model's own defaults, else neutral values.
+
+        They come from its generation_config.json; see the option generation_config.
+        """
+        return self.engine.sampling_defaults.params()
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -90,7 +96,7 @@ class LLM:
 
         Args:
             prompts: one prompt or a list: text, token ids, {"prompt": ...} or {"prompt_token_ids": ...}.
-            params: one for all prompts, or one per prompt.
+            params: one for all prompts, or one per prompt. Default: `get_default_sampling_params`.
             on_error: what to do when a prompt cannot run. "raise" aborts the whole call; "return" gives that
                 prompt an output with `error` set and runs the others.
             cache_salt: only requests with the same salt share cached prefixes.
@@ -104,6 +110,7 @@ class LLM:
             EngineError: with on_error="raise", the engine failed on a request.
         """
         prompt_list = as_prompt_list(prompts)
+        params = self.get_default_sampling_params() if params is None else params
         params_list = as_params_list(params, len(prompt_list))
         if on_error not in ("raise", "return"):
             raise InvalidArgumentError(f"on_error must be 'raise' or 'return', got {on_error!r}")
@@ -120,7 +127,7 @@ class LLM:
         """
         caller = self._shared.caller()
         try:
-            params = DEFAULT_SAMPLING if params is None else params
+            params = self.get_default_sampling_params() if params is None else params
             return CompletionStream(self._shared, caller, caller.add(prompt, params, cache_salt=cache_salt))
         except BaseException:
             # A kept exception would keep the caller alive through its traceback.
@@ -140,7 +147,7 @@ class LLM:
 
         Args:
             messages: one conversation, a list of {"role": ..., "content": ...}, or a list of conversations.
-            params: default: temperature 0.6, top_p 0.95, at most 512 tokens.
+            params: default: the model's own, else temperature 0.6 and top_p 0.95; at most 512 tokens.
             on_error, cache_salt, progress: as in `generate`.
 
         Raises:
@@ -149,14 +156,14 @@ class LLM:
         prompts: list[Prompt] = [
             self.chat_prompt(conversation) for conversation in as_conversations(messages)
         ]
-        params = DEFAULT_CHAT_SAMPLING if params is None else params
+        params = self._chat_params() if params is None else params
         return self.generate(prompts, params, on_error=on_error, cache_salt=cache_salt, progress=progress)
 
     def chat_stream(
         self, messages: Sequence[Message], params: SamplingParams | None = None, *, cache_salt: str = ""
     ) -> "CompletionStream":
         """Stream the answer to one conversation; see `chat` and `stream`."""
-        params = DEFAULT_CHAT_SAMPLING if params is None else params
+        params = self._chat_params() if params is None else params
         return self.stream(self.chat_prompt(messages), params, cache_salt=cache_salt)
 
     def chat_prompt(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
@@ -203,6 +210,10 @@ class LLM:
     def reset_prefix_cache(self) -> int:
         """Drop all cached blocks that no request uses; return how many."""
         return self._shared.call(self.engine.reset_prefix_cache)
+
+    def _chat_params(self) -> SamplingParams:
+        defaults = {**CHAT_DEFAULTS, **self.engine.sampling_defaults.values}
+        return SamplingParams.from_dict({"max_tokens": _MAX_CHAT_TOKENS, **defaults})
 
     def _run(
         self,

@@ -9,8 +9,6 @@ from octavo.sampling_params import SamplingParams
 
 Message = Mapping[str, object]
 
-DEFAULT_SAMPLING = SamplingParams()
-
 
 def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Return one prompt or several as a list; a list of ids is one prompt.
@@ -29,15 +27,15 @@ def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def as_params_list(
-    params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+    params: SamplingParams | Sequence[SamplingParams], num_prompts: int
 ) -> list[SamplingParams]:
     """Return one SamplingParams per prompt.
 
     Raises:
         InvalidArgumentError: `params` is of the wrong type, or there is not one for each prompt.
     """
-    if params is None or isinstance(params, SamplingParams):
-        return [params or DEFAULT_SAMPLING] * num_prompts
+    if isinstance(params, SamplingParams):
+        return [params] * num_prompts
     if not isinstance(params, Sequence):
         raise InvalidArgumentError(
             f"params must be SamplingParams or a list of them, got {type(params).__name__}; "

@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from octavo.errors import SamplingParamsError, StructuredOutputError, refuse_unknown
@@ -19,6 +20,10 @@ MAX_GRAMMAR_BYTES = 64 * 2**10
 """Of a JSON schema, a regex, a Lark grammar, or all choices together."""
 MAX_SCHEMA_DEPTH = 64
 MAX_CHOICES = 1024
+DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Fields that a model's makers may recommend values for."""
+CHAT_DEFAULTS: Mapping[str, float] = MappingProxyType({"temperature": 0.6, "top_p": 0.95})
+"""What chats of one user get where neither they nor the model say anything."""
 _KINDS = ("json_schema", "json_object", "regex", "choice", "grammar")
 
 
@@ -139,10 +144,10 @@ class SamplingParams:
             (0, 100] (Keskar et al., 2019).
         presence_penalty: subtracted from the logit of every token already generated, in [-2, 2].
         frequency_penalty: subtracted once per occurrence in the output, in [-2, 2].
-        seed: fixes the request's random numbers, which then depend only on the seed and the position. Alone,
-            in any batch and after preemption the tokens are the same up to rounding: another batch size may
-            sum in another order, which changes a token once in thousands of completions. With the engine's
-            deterministic=True (NVIDIA GPUs) they are exactly the same.
+        seed: fixes the request's random numbers, which then depend only on the seed and the position; -1 is
+            None, as in vLLM. Alone, in any batch and after preemption the tokens are the same up to rounding:
+            another batch size may sum in another order, which changes a token once in thousands of
+            completions. With the engine's deterministic=True (NVIDIA GPUs) they are exactly the same.
         max_tokens: upper bound of generated tokens; None means up to the model's context.
         min_tokens: no stop string, stop id or EOS ends the output before this many tokens.
         stop: strings that end the output; the text is cut before the first one found.
@@ -196,6 +201,8 @@ class SamplingParams:
         _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if type(self.seed) is int and self.seed == -1:
+            object.__setattr__(self, "seed", None)
         if self.seed is not None:
             _integer("seed", self.seed, 0, MAX_SEED)
         if self.max_tokens is not None:

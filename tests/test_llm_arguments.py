@@ -44,7 +44,6 @@ def test_one_text_is_no_list(read: Callable[[object], object], value: object) ->
 
 def test_parameters_are_one_for_all_or_one_for_each() -> None:
     params = SamplingParams(n=2)
-    assert as_params_list(None, 2) == [SamplingParams()] * 2
     assert as_params_list(params, 2) == [params, params]
     assert as_params_list((params, SamplingParams()), 2) == [params, SamplingParams()]
     with pytest.raises(InvalidArgumentError, match="got 1 for 2 prompts"):

@@ -58,7 +58,8 @@ from octavo.sampling_params import MIN_TEMPERATURE
         {"repetition_penalty": 0},
         {"presence_penalty": 2.1},
         {"frequency_penalty": -2.1},
-        {"seed": -1},
+        {"seed": -2},
+        {"seed": -1.0},
         {"seed": 2**63},
         {"seed": 1.0},
         {"ignore_eos": "yes"},
@@ -100,3 +101,7 @@ def test_a_low_temperature_is_not_greedy() -> None:
 def test_edges_are_accepted() -> None:
     params = SamplingParams(temperature=0, top_p=1, top_k=-1, min_p=1, n=128, logprobs=0, seed=2**63 - 1)
     assert params.greedy
+
+
+def test_a_seed_of_minus_one_is_none_as_in_vllm() -> None:
+    assert SamplingParams(seed=-1) == SamplingParams()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from octavo.cli.loading import load
+from octavo.cli.options import GenerateSampling
 from octavo.cli.streams import check_text, print_json
 from octavo.config import EngineConfig
 from octavo.errors import PromptError, SamplingParamsError
@@ -17,14 +18,15 @@ if TYPE_CHECKING:
 
 
 def run_generate(
-    prompts: list[str], config: EngineConfig, params: SamplingParams, *, as_json: bool, quiet: bool
+    prompts: list[str], config: EngineConfig, sampling: GenerateSampling, *, as_json: bool, quiet: bool
 ) -> None:
     """Complete prompts, or the lines of standard input; stream the answer to a single prompt."""
-    if not as_json and (params.logprobs is not None or params.prompt_logprobs is not None):
+    if not as_json and (sampling.logprobs is not None or sampling.prompt_logprobs is not None):
         raise SamplingParamsError("log-probabilities are printed with --json only")
     check_text(prompts, "the command line", sys.getfilesystemencoding())
     prompts = prompts or _prompts_from_stdin()
     llm = load(config, quiet=quiet)
+    params = sampling.completed(llm.engine.sampling_defaults.values)
     if len(prompts) == 1 and params.n == 1 and not as_json:
         _stream(llm, prompts[0], params)
         return

@@ -12,9 +12,11 @@ from octavo.layers.moe.choice import describe_experts
 from octavo.models import (
     ModelConfig,
     ModelSource,
+    SamplingDefaults,
     load_tokenizer,
     num_active_parameters,
     read_config,
+    read_sampling_defaults,
     resolve_model,
     stored_matrices,
 )
@@ -31,6 +33,7 @@ def run_inspect(model: str | None, config: EngineConfig) -> None:
     source = resolve_model(config.model, config.load_format)
     model_config = ModelConfig.from_hf(read_config(source))
     tokenizer = load_tokenizer(source)
+    defaults = read_sampling_defaults(source, config.generation_config)
     from rich.console import Console
     from rich.table import Table
 
@@ -40,6 +43,7 @@ def run_inspect(model: str | None, config: EngineConfig) -> None:
     table.add_row(
         "tokenizer", "none: token ids only" if tokenizer is None else f"{tokenizer.vocab_size} pieces"
     )
+    table.add_row("sampling by default", _sampling(defaults, config))
     try:
         for rows in _plans(source, config, model_config):
             if config.tensor_parallel_size > 1:
@@ -49,6 +53,15 @@ def run_inspect(model: str | None, config: EngineConfig) -> None:
     finally:
         # An error says what does not fit or cannot run; this is what it is about.
         Console().print(table)
+
+
+def _sampling(defaults: SamplingDefaults, config: EngineConfig) -> str:
+    """Say which values of sampling are not neutral, and where they come from."""
+    if not defaults.values:
+        why = "generation_config is none" if config.generation_config == "none" else "the model says nothing"
+        return f"neutral: {why}"
+    values = ", ".join(f"{name} {value:g}" for name, value in defaults.values.items())
+    return f"{values} (from {defaults.path})"
 
 
 def _plans(source: ModelSource, config: EngineConfig, model: ModelConfig) -> Iterator[Rows]:

@@ -1,5 +1,6 @@
 """Options that only the command line has, and the spelling of options that take more than one word."""
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,13 @@ from octavo.cli.groups import grouped
 from octavo.config import DType, EngineConfig
 from octavo.errors import ConfigError
 from octavo.json_file import read_file
-from octavo.sampling_params import MAX_GRAMMAR_BYTES, SamplingParams, StructuredOutput
+from octavo.sampling_params import (
+    CHAT_DEFAULTS,
+    DEFAULTED,
+    MAX_GRAMMAR_BYTES,
+    SamplingParams,
+    StructuredOutput,
+)
 from octavo.server.config import ServerConfig
 
 _POSITIVE = Parameter(validator=Number(gte=1))
@@ -103,8 +110,25 @@ class StructuredOptions(StructuredOutput):
 @grouped(groups.SAMPLING)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateSampling(SamplingParams):
-    """Sampling parameters of `octavo generate`. See SamplingParams."""
+    """Sampling parameters of `octavo generate`. See SamplingParams.
 
+    Attributes:
+        temperature: divides the logits; below 1e-5 sampling is greedy. Default: the model's own, else 1.0.
+        top_p: keep the smallest set of tokens whose probability reaches this, in (0, 1]. Default: the model's
+            own, else 1.0.
+        top_k: keep the k most likely tokens; 0 or -1 keeps all. Default: the model's own, else 0.
+        min_p: drop tokens less likely than min_p times the most likely one, in [0, 1]. Default: the model's
+            own, else 0.0.
+        repetition_penalty: above 1 discourages tokens of the prompt and the output, below 1 favours them; in
+            (0, 100]. Default: the model's own, else 1.0.
+    """
+
+    # None is open: the model may say something else than 1.0.
+    temperature: float | None = None  # type: ignore[assignment]
+    top_p: float | None = None  # type: ignore[assignment]
+    top_k: int | None = None  # type: ignore[assignment]
+    min_p: float | None = None  # type: ignore[assignment]
+    repetition_penalty: float | None = None  # type: ignore[assignment]
     structured: Annotated[StructuredOptions | None, Parameter(name="*")] = None
     # The engine's --seed seeds every request.
     seed: Annotated[int | None, Parameter(show=False)] = None
@@ -122,15 +146,43 @@ class GenerateSampling(SamplingParams):
         ),
     ] = None
 
+    def __post_init__(self) -> None:
+        checked = self.completed({})
+        for name in ("stop", "stop_token_ids", "logit_bias"):
+            object.__setattr__(self, name, getattr(checked, name))
+
+    def completed(self, defaults: Mapping[str, int | float]) -> SamplingParams:
+        """Return these parameters, with defaults for those that are open.
+
+        Raises:
+            SamplingParamsError: a value is out of range.
+        """
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(SamplingParams)}
+        is_open = {name for name in DEFAULTED if fields[name] is None}
+        given = {name: value for name, value in fields.items() if name not in is_open}
+        return SamplingParams.from_dict({**self._otherwise(), **defaults, **given})
+
+    def _otherwise(self) -> Mapping[str, float]:
+        return {}
+
 
 @grouped(groups.SAMPLING)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatSampling(GenerateSampling):
-    """Sampling parameters of `octavo chat`. See SamplingParams."""
+    """Sampling parameters of `octavo chat`. See SamplingParams.
 
-    temperature: float = 0.6
-    top_p: float = 0.95
+    Attributes:
+        temperature: divides the logits; below 1e-5 sampling is greedy. Default: the model's own, else 0.6.
+        top_p: keep the smallest set of tokens whose probability reaches this, in (0, 1]. Default: the model's
+            own, else 0.95.
+    """
+
+    temperature: float | None = None  # type: ignore[assignment]
+    top_p: float | None = None  # type: ignore[assignment]
     max_tokens: int | None = 512
+
+    def _otherwise(self) -> Mapping[str, float]:
+        return CHAT_DEFAULTS
 
 
 def _read_secret(hint: object, tokens: Sequence[Token]) -> str:

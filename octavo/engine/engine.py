@@ -33,7 +33,7 @@ from octavo.engine.structured import Grammar, Grammars
 from octavo.errors import ConfigError, InvalidArgumentError, OctavoError
 from octavo.garbage import freeze
 from octavo.kv import KVCacheManager
-from octavo.models import Decoder, ModelSource, load_tokenizer
+from octavo.models import Decoder, ModelSource, load_tokenizer, read_sampling_defaults
 from octavo.outputs import RequestOutput
 from octavo.parallel import TensorParallel
 from octavo.sampling_params import SamplingParams
@@ -47,6 +47,7 @@ class Engine:
         plan: config with every "auto" decided: device, dtype, lengths, KV cache size.
         model_config: the network.
         tokenizer: None for models without one (token ids only).
+        sampling_defaults: for what requests leave open, from the model's folder.
         prompts: reads prompts; any thread may use it.
         grammars: compiles what structured outputs must be; any thread may use it.
     """
@@ -84,6 +85,7 @@ class Engine:
         source, self.plan = plan_model(config, parallel)
         self.config, self.model_config = config, self.plan.model
         self.tokenizer = load_tokenizer(source)
+        self.sampling_defaults = read_sampling_defaults(source, config.generation_config)
         try:
             self.runner = self._load(source, decoder, progress)
             self._get_ready(progress)
@@ -137,7 +139,9 @@ class Engine:
         self.outputs = OutputProcessor(self.tokenizer)
         self._steps = Steps(self.runner, self.manager, self.scheduler, self.outputs, config.max_step_ms)
         self._in_doubt = False
-        self._maker = RequestMaker(config.seed, plan.max_model_len, self._eos_token_ids)
+        self._maker = RequestMaker(
+            config.seed, plan.max_model_len, self._eos_token_ids, self.model_config.vocab_size
+        )
 
     def _rehearse(self) -> None:
         """Answer a request that asks for every option, to set up what first use sets up; then forget it."""
@@ -214,6 +218,7 @@ class Engine:
         """
         token_ids = self.prompts.read(prompt)
         self.prompts.check_params(params)
+        self._maker.check(params)
         salt = salt_bytes(cache_salt)
         grammar = grammar or self.grammars.of(params)
         request_id = self._maker.checked_id(request_id, self.outputs)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container
 from octavo.engine.request import Request
 from octavo.engine.sampling.seeds import mix_seed
 from octavo.engine.structured.grammar import Grammar
-from octavo.errors import InvalidArgumentError
+from octavo.errors import InvalidArgumentError, SamplingParamsError
 from octavo.kv import SequenceBlocks
 from octavo.outputs import RequestMetrics
 from octavo.sampling_params import SamplingParams
@@ -16,17 +16,19 @@ from octavo.sampling_params import SamplingParams
 class RequestMaker:
     """Makes the requests of one engine, and numbers them."""
 
-    def __init__(self, seed: int, max_model_len: int, eos_token_ids: frozenset[int]) -> None:
+    def __init__(self, seed: int, max_model_len: int, eos_token_ids: frozenset[int], vocab_size: int) -> None:
         """Keep what all requests are made with.
 
         Args:
             seed: of requests that bring none; their number tells them apart.
             max_model_len: longest prompt + output, tokens.
             eos_token_ids: ids that end a text.
+            vocab_size: ids that the model may give.
         """
         self._seed = seed
         self._max_model_len = max_model_len
         self._eos_token_ids = eos_token_ids
+        self._vocab_size = vocab_size
         self._num_ids = self._num_requests = 0
 
     def new_id(self, live: Container[str]) -> str:
@@ -52,6 +54,25 @@ class RequestMaker:
                 f"request_id must be unique among unfinished requests, {request_id!r} is still running"
             )
         return request_id
+
+    def check(self, params: SamplingParams) -> None:
+        """Check that min_tokens leaves a token; a grammar goes on as it must.
+
+        Raises:
+            SamplingParamsError: every token would end the output.
+        """
+        if not params.min_tokens or params.structured is not None:
+            return
+        stop_token_ids = self._stop_token_ids(params)
+        if len(stop_token_ids) >= self._vocab_size and stop_token_ids.issuperset(range(self._vocab_size)):
+            raise SamplingParamsError(
+                f"min_tokens must be 0 where every token ends the output, got {params.min_tokens}: all "
+                f"{self._vocab_size} ids are stop_token_ids or EOS"
+            )
+
+    def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
+        eos_token_ids = frozenset() if params.ignore_eos else self._eos_token_ids
+        return eos_token_ids.union(params.stop_token_ids or ())
 
     def make(
         self,
@@ -79,7 +100,7 @@ class RequestMaker:
             prompt_logprobs_start = 1
         seed = params.seed if params.seed is not None else mix_seed(self._seed, self._num_requests)
         metrics = RequestMetrics(arrival_s=time.monotonic(), num_prompt_tokens=len(token_ids))
-        eos_token_ids = frozenset() if params.ignore_eos else self._eos_token_ids
+        stop_token_ids = self._stop_token_ids(params)
         max_num_tokens = self._max_model_len
         if params.max_tokens is not None:
             max_num_tokens = min(max_num_tokens, len(token_ids) + params.max_tokens)
@@ -92,7 +113,7 @@ class RequestMaker:
                 params=params,
                 max_num_tokens=max_num_tokens,
                 seed=mix_seed(seed, index),
-                stop_token_ids=eos_token_ids.union(params.stop_token_ids or ()),
+                stop_token_ids=stop_token_ids,
                 blocks=new_blocks(),
                 metrics=metrics,
                 is_read_along=read_along,

@@ -2,6 +2,7 @@
 
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import Decoder
+from octavo.models.generation_config import SamplingDefaults, read_sampling_defaults
 from octavo.models.kv_scales import check_kv_scales
 from octavo.models.loader import load_decoder
 from octavo.models.parameters import (
@@ -24,6 +25,7 @@ __all__ = [
     "Decoder",
     "ModelConfig",
     "ModelSource",
+    "SamplingDefaults",
     "WeightSource",
     "check_kv_scales",
     "kv_bytes_per_token",
@@ -34,6 +36,7 @@ __all__ = [
     "open_weights",
     "parameter_shapes",
     "read_config",
+    "read_sampling_defaults",
     "resolve_model",
     "stored_matrices",
 ]

@@ -18,6 +18,7 @@ from octavo.engine.prompts import TokenIds
 from octavo.errors import EngineDeadError, NotReadyError
 from octavo.sampling_params import SamplingParams
 from octavo.server.api.prompts import Prompts
+from octavo.server.api.sampling import Defaults
 from octavo.server.api.sse import EventStream, EventWriter, time_to_look
 from octavo.server.api.types import RequestId
 from octavo.server.auth import isolated_salt
@@ -110,7 +111,12 @@ class Context:
     @property
     def materials(self) -> Materials:
         """What is needed to read prompts. Raises as `engine` does."""
-        return Materials(self.model, Prompts(self.engine.prompts), self._formats)
+        return Materials(self.model, Prompts(self.engine.prompts), self._formats, self.defaults)
+
+    @property
+    def defaults(self) -> Defaults:
+        """The model's values for what requests leave open. Raises as `engine` does."""
+        return self.engine.sampling_defaults.values
 
     @functools.cached_property
     def _formats(self) -> ModelFormats:
@@ -118,7 +124,12 @@ class Context:
         return formats_of(self.loop.engine.tokenizer, config.tool_call_parser, config.reasoning_parser)
 
     def _outline(self) -> Outline:
-        return Outline.of(self.model, self.loop.engine.prompts, self.config)
+        return Outline.of(
+            self.model,
+            self.loop.engine.prompts,
+            self.config,
+            self.loop.engine.sampling_defaults.values,
+        )
 
     async def read_long_chat(self, request: Request, body: bytes) -> ChatInput:
         """Read a long body that asks for a chat in another process, as far as token ids.

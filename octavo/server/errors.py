@@ -13,6 +13,7 @@ from octavo.errors import (
     NotReadyError,
     OctavoError,
     OutOfMemoryError,
+    PromptError,
     QueueFullError,
     RequestTooLongError,
 )
@@ -95,6 +96,8 @@ def as_api_error(error: BaseException) -> ApiError:
         return ApiError(400, str(error), code="context_length_exceeded")
     if isinstance(error, ChatTemplateError):
         return ApiError(400, str(error), param="messages")
+    if isinstance(error, PromptError):
+        return ApiError(400, str(error), param="prompt")
     if isinstance(error, InvalidArgumentError):
         return ApiError(400, str(error), param=_named_field(str(error)))
     if isinstance(error, EngineDeadError):

@@ -127,7 +127,8 @@ def _checked_part(part: object, where: str) -> str:
     if not isinstance(part, Mapping) or part.get("type") != "text":
         got = part.get("type") if isinstance(part, Mapping) else _kind(part)
         raise ChatTemplateError(f"{where}: expected a part of type 'text', got {got!r}")
-    refuse_unknown(ChatTemplateError, f"{where}: unknown key", part, ("type", "text"))
+    given = [key for key, value in part.items() if value is not None]
+    refuse_unknown(ChatTemplateError, f"{where}: unknown key", given, ("type", "text"))
     text = part.get("text")
     if not isinstance(text, str):
         raise ChatTemplateError(f"{where}.text: expected a string, got {_kind(text)}")

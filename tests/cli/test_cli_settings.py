@@ -7,6 +7,8 @@ import pytest
 from settings_cases import as_flags, as_toml, as_variable, parse
 
 from octavo import EngineConfig, SamplingParams
+from octavo.cli.options import ChatSampling, GenerateSampling
+from octavo.errors import SamplingParamsError
 
 pytestmark = pytest.mark.usefixtures("nothing_is_set")
 ENGINE: dict[str, object] = {
@@ -14,6 +16,7 @@ ENGINE: dict[str, object] = {
     "dtype": "float16",
     "device": "cuda:1",
     "load_format": "dummy",
+    "generation_config": "elsewhere",
     "max_model_len": 77,
     "block_size": 5,
     "num_blocks": 9,
@@ -118,5 +121,17 @@ def test_flags_outrank_variables_and_they_the_commands_table_and_it_the_rest(
 
 def test_a_flag_leaves_the_commands_other_defaults_alone() -> None:
     assert parse("generate", "--temperature", "0")["max_tokens"] == 128
-    chat = parse("chat", "--max-tokens", "9")
-    assert (chat["temperature"], chat["top_p"], chat["max_tokens"]) == (0.6, 0.95, 9)
+    assert parse("chat", "--max-tokens", "9")["temperature"] is None, "the model's own, if it has one"
+
+
+def test_what_a_flag_says_comes_before_the_models_defaults_and_they_before_ours() -> None:
+    chat = ChatSampling(max_tokens=9, top_k=0)
+    assert chat.completed({}) == SamplingParams(temperature=0.6, top_p=0.95, max_tokens=9)
+    own = chat.completed({"temperature": 0.3, "top_k": 20})
+    assert own == SamplingParams(temperature=0.3, top_p=0.95, max_tokens=9)
+    neutral = GenerateSampling(temperature=1.0, top_p=1.0, max_tokens=9, stop="a")
+    assert neutral.completed({"temperature": 0.3, "top_p": 0.5, "min_p": 0.1}) == SamplingParams(
+        max_tokens=9, stop="a", min_p=0.1
+    )
+    with pytest.raises(SamplingParamsError, match="top_p"):
+        GenerateSampling(top_p=0)

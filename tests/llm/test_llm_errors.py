@@ -190,3 +190,27 @@ def test_an_engine_is_ready_when_its_attention_kernels_are_compiled(tiny: MakeLL
     choose_impl.cache_clear()
     tiny()
     assert kernel._load.cache_info().currsize == 1
+
+
+def test_min_tokens_must_leave_a_token(tiny: MakeLLM) -> None:
+    """Where every id ends the output, none could come first: that is the request's error, not the model's."""
+    llm = tiny()
+    everything = range(101)
+    for fields in (
+        {"stop_token_ids": everything},
+        {"stop_token_ids": everything, "ignore_eos": True, "min_tokens": 5},
+        # The model's EOS is the one that is missing.
+        {"stop_token_ids": [token_id for token_id in everything if token_id != 2]},
+    ):
+        with pytest.raises(SamplingParamsError, match=r"min_tokens must be 0 .* all 101 ids"):
+            llm.generate([[5]], SamplingParams.from_dict({"max_tokens": 9, "min_tokens": 1, **fields}))
+    assert_drained(llm)
+    ended = SamplingParams(max_tokens=9, stop_token_ids=everything)
+    assert len(llm.generate([[5]], ended)[0].outputs[0].token_ids) == 1
+    but_one = [token_id for token_id in everything if token_id != 7]
+    forced = SamplingParams(
+        max_tokens=9, min_tokens=3, stop_token_ids=but_one, logit_bias=dict.fromkeys(but_one, -100)
+    )
+    assert llm.generate([[5]], forced)[0].outputs[0].token_ids[:3] == [7, 7, 7]
+    nothing = SamplingParams(max_tokens=3, temperature=0, logit_bias=dict.fromkeys(everything, -100.0))
+    assert llm.generate([[5]], nothing)[0].outputs[0].token_ids

@@ -6,19 +6,21 @@ from collections.abc import Iterator
 from octavo.cli.chat.commands import Commands
 from octavo.cli.chat.conversation import Conversation
 from octavo.cli.loading import load
+from octavo.cli.options import ChatSampling
 from octavo.cli.streams import check_text
 from octavo.config import EngineConfig
-from octavo.sampling_params import SamplingParams
 
 __all__ = ["run_chat"]
 
 
 def run_chat(
-    texts: list[str], system: str | None, config: EngineConfig, params: SamplingParams, *, history: bool
+    texts: list[str], system: str | None, config: EngineConfig, sampling: ChatSampling, *, history: bool
 ) -> None:
     """Answer the given messages, or talk until the user leaves."""
     check_text(texts, "the command line", sys.getfilesystemencoding())
-    conversation = Conversation(load(config), params, system or "")
+    llm = load(config)
+    params = sampling.completed(llm.engine.sampling_defaults.values)
+    conversation = Conversation(llm, params, system or "")
     if texts:
         for text in texts:
             if len(texts) > 1:

@@ -1,10 +1,12 @@
 """Compiles grammars that strangers wrote: within limits of size, memory and time."""
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from octavo.engine.structured.grammar import Grammar, first_line
 from octavo.engine.structured.in_time import InTime
+from octavo.engine.structured.schemas import held_schema
 from octavo.errors import StructuredOutputError
 from octavo.sampling_params import StructuredOutput
 
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
 
 # Between JSON's tokens, room for indentation. Weak models would write spaces for ever.
 _WHITESPACE = r"[ \t\r\n]{1,40}"
-_ANY_OBJECT = '{"type": "object"}'
+_ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
 class Compiler:
@@ -49,11 +51,11 @@ def grammar_source(structured: StructuredOutput) -> str:
     from llguidance import LLMatcher
 
     if structured.json_object or structured.json_schema is not None:
-        schema = _ANY_OBJECT if structured.json_object else str(structured.json_schema)
-        if schema == "false":
+        schema = _ANY_OBJECT if structured.json_object else json.loads(str(structured.json_schema))
+        if schema is False:
             raise StructuredOutputError("json_schema cannot be used: false allows no value")
-        schema = "{}" if schema == "true" else schema
-        return LLMatcher.grammar_from_json_schema(schema, {"whitespace_pattern": _WHITESPACE})
+        held = held_schema({} if schema is True else schema, {"whitespace_pattern": _WHITESPACE})
+        return LLMatcher.grammar_from_json_schema(json.dumps(held, ensure_ascii=False))
     if structured.regex is not None:
         return LLMatcher.grammar_from_regex(structured.regex)
     if structured.choice is not None:

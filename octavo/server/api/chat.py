@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from octavo.outputs import CompletionDelta, CompletionOutput, RequestOutput
 from octavo.server.api.logprobs import LogprobWriter, prompt_logprobs
+from octavo.server.api.sampling import Defaults
 from octavo.server.api.sse import EventWriter, Gathered, encode, event
 from octavo.server.api.text_events import TextEvents, is_text_alone
 from octavo.server.api.tools.answers import DeltaWriter, is_empty, whole_message
@@ -78,7 +79,9 @@ async def chat_completions(context: Context, request: Request) -> Response:
     return await while_present(request, whole())
 
 
-async def read_chat(context: Context, request: Request, parse: Callable[[bytes], ChatInput]) -> ChatInput:
+async def read_chat(
+    context: Context, request: Request, parse: Callable[[bytes, Defaults], ChatInput]
+) -> ChatInput:
     """Read a body that asks for a chat: a long one as far as token ids, in another process.
 
     Raises:
@@ -88,7 +91,7 @@ async def read_chat(context: Context, request: Request, parse: Callable[[bytes],
     if len(body) > LONG_BYTES:
         found = await while_present(request, context.read_long_chat(request, body))
     else:
-        found = parse(body)
+        found = parse(body, context.defaults)
         check_model(getattr(found.asked, "model", None), context.model)
     context.loop.check_room(found.params.n)
     return found

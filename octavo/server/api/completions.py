@@ -72,7 +72,7 @@ async def _read(context: Context, request: Request) -> TextInput:
     body = await context.read_body(request)
     if len(body) > LONG_BYTES:
         return await while_present(request, context.read_long_texts(request, body))
-    found = parse_completion(body)
+    found = parse_completion(body, context.defaults)
     check_model(found.asked.model, context.model)
     return found
 

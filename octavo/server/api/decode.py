@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from octavo.errors import suggest
+from octavo.server.api.nothing import without_nulls
 from octavo.server.errors import ApiError
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -47,6 +48,8 @@ _REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
     "web_search_options": ("is not supported: this server opens no connections", (None,)),
     "prediction": ("is not supported", (None,)),
     "verbosity": ("is not supported; say it in a message", (None, "medium")),
+    "documents": ("is not supported; put them into a message", (None, [])),
+    "logits_processors": ("is not supported: this server runs no code of requests", (None, [])),
     "include_reasoning": ("is not supported: reasoning is a field of the answer", (None, True)),
     "length_penalty": ("belongs to beam search, which is not supported", (None, 1, 1.0)),
     "early_stopping": ("belongs to beam search, which is not supported", (None, False)),
@@ -56,10 +59,10 @@ _REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
     "prompt_id": ("is not supported: this server keeps no prompts", (None,)),
     "include": ("is not supported: answers hold text only", (None, [])),
     "max_tool_calls": ("is not supported; parallel_tool_calls: false allows one", (None,)),
-    "reasoning": ("is not supported; use chat_template_kwargs of /v1/chat/completions", (None,)),
+    "reasoning": ("is not supported; use chat_template_kwargs of /v1/chat/completions", (None, {})),
     "truncation": ("is not supported; shorten the input", (None, "disabled")),
     "container": ("is not supported: this server runs no code", (None,)),
-    "context_management": ("is not supported: messages are taken as they are sent", (None, {})),
+    "context_management": ("is not supported: messages are taken as they are sent", (None, {}, [])),
     "mcp_servers": ("is not supported: this server opens no connections", (None, [])),
     "output_config": ("is not supported; use response_format of /v1/chat/completions", (None, {})),
 }  # fmt: skip
@@ -88,9 +91,10 @@ def _without_neutral(body: bytes, kind: type[Body], error: msgspec.ValidationErr
     """Decode again without the fields that Octavo lacks, if their values ask for nothing."""
     fields = _as_object(body)
     if fields is not None:
+        fields = without_nulls(fields, kind)
         for name in fields.keys() & _REFUSED.keys() - set(kind.__struct_fields__):
             why, neutral = _REFUSED[name]
-            if not _is_one_of(fields.pop(name), neutral):
+            if not _asks_for_nothing(fields.pop(name), neutral):
                 raise ApiError(400, f"{name} {why}", param=name, code="unsupported_field") from error
         _refuse_structural_tags(fields)
         try:
@@ -118,8 +122,13 @@ def _as_object(body: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _is_one_of(value: object, neutral: tuple[object, ...]) -> bool:
-    """Return whether a value is one of these, types included: 0 is not False."""
+def _asks_for_nothing(value: object, neutral: tuple[object, ...]) -> bool:
+    """Return whether a value is one of these, types included: 0 is not False.
+
+    An object that may be empty may also hold what asks for nothing.
+    """
+    if isinstance(value, dict) and {} in neutral:
+        return all(item in (None, [], {}) for item in value.values())
     return any(type(value) is type(other) and value == other for other in neutral)
 
 

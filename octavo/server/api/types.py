@@ -92,6 +92,11 @@ class SamplingFields(Struct, forbid_unknown_fields=True, kw_only=True):
     user: str | None = None
     safety_identifier: str | None = None
     spaces_between_special_tokens: bool | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
 
 
 class CompletionRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
@@ -118,11 +123,6 @@ class ChatRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    # Accepted and without effect.
-    metadata: dict[str, str] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    prompt_cache_key: str | None = None
 
 
 class PromptTokensDetails(Struct):

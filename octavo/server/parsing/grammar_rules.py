@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.engine.structured.compiling import choice_regex
+from octavo.engine.structured.schemas import held_schema
 
 ANY_TEXT = "/(?s:.*)/"
 """A terminal: any text, but no special token."""
@@ -21,8 +22,12 @@ _SLASHES = {"/": r"\/", "\n": r"\n"}
 
 
 def json_rule(schema: Mapping[str, Any]) -> str:
-    """Return a rule of a JSON value."""
-    return f"%json {json.dumps({**schema, 'x-guidance': _JSON_OPTIONS}, ensure_ascii=False)}"
+    """Return a rule of a JSON value.
+
+    Raises:
+        StructuredOutputError: no grammar can be held to the schema.
+    """
+    return f"%json {json.dumps(held_schema(schema, _JSON_OPTIONS), ensure_ascii=False)}"
 
 
 def pattern_terminal(pattern: str) -> str:

@@ -65,12 +65,12 @@ def _reply(materials: Materials, task: Task) -> Reply:
         return ReadAnswer(ANSWERS[task.path](materials, task.body))
     if task.path in CHATS:
         return _chat(materials, task)
-    return _texts(materials, parse_completion(task.body))
+    return _texts(materials, parse_completion(task.body, materials.defaults))
 
 
 def _chat(materials: Materials, task: Task) -> ReadChat:
     _, parse = CHATS[task.path]
-    found = parse(task.body)
+    found = parse(task.body, materials.defaults)
     chat = found.chat
     check_model(getattr(found.asked, "model", None), materials.model)
     prompt, box, held = read_prompt(

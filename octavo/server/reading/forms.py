@@ -12,6 +12,7 @@ from octavo.config import MessageControlTokens
 from octavo.engine.prompts import PromptReader, TokenIds
 from octavo.sampling_params import SamplingParams
 from octavo.server.api.prompts import Prompts
+from octavo.server.api.sampling import Defaults
 from octavo.server.api.tools.toolbox import Toolbox
 from octavo.server.api.types import ChatRequest, CompletionRequest
 from octavo.server.config import ReasoningParser, ServerConfig, ToolCallParser
@@ -35,9 +36,10 @@ class Outline(Struct, kw_only=True):
     message_control_tokens: MessageControlTokens
     tool_call_parser: ToolCallParser
     reasoning_parser: ReasoningParser
+    defaults: dict[str, int | float]
 
     @classmethod
-    def of(cls, model: str, reader: PromptReader, config: ServerConfig) -> "Outline":
+    def of(cls, model: str, reader: PromptReader, config: ServerConfig, defaults: Defaults) -> "Outline":
         """Return the outline of a model by the name that clients give."""
         return cls(
             model=model,
@@ -48,6 +50,7 @@ class Outline(Struct, kw_only=True):
             message_control_tokens=reader.message_control_tokens,
             tool_call_parser=config.tool_call_parser,
             reasoning_parser=config.reasoning_parser,
+            defaults=dict(defaults),
         )
 
     @classmethod
@@ -70,7 +73,7 @@ class Outline(Struct, kw_only=True):
             message_control_tokens=self.message_control_tokens,
         )
         formats = formats_of(tokenizer, self.tool_call_parser, self.reasoning_parser)
-        return Materials(self.model, Prompts(reader), formats)
+        return Materials(self.model, Prompts(reader), formats, self.defaults)
 
 
 def _json_of(value: object) -> str:

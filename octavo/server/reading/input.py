@@ -12,7 +12,7 @@ from octavo.engine.prompts import TokenIds
 from octavo.sampling_params import SamplingParams
 from octavo.server.api.decode import decode
 from octavo.server.api.prompts import Prompts, Reading
-from octavo.server.api.sampling import chat_params, completion_params
+from octavo.server.api.sampling import Defaults, chat_params, completion_params
 from octavo.server.api.tools.toolbox import Toolbox
 from octavo.server.api.types import ChatRequest, CompletionRequest, SamplingFields
 from octavo.server.errors import ApiError, refused
@@ -30,11 +30,13 @@ class Materials:
         model: the name that clients give.
         prompts: renders and tokenizes.
         formats: how the model writes calls and reasoning.
+        defaults: of its sampling.
     """
 
     model: str
     prompts: Prompts
     formats: ModelFormats
+    defaults: Defaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,24 +82,24 @@ def check_model(asked: str | None, model: str) -> None:
         raise ApiError(404, text, param="model", code="model_not_found")
 
 
-def parse_chat(body: bytes) -> ChatInput:
+def parse_chat(body: bytes, defaults: Defaults) -> ChatInput:
     """Decode a body of /v1/chat/completions.
 
     Raises:
         ApiError, SamplingParamsError: as `decode` and `chat_params`.
     """
     chat = decode(body, ChatRequest)
-    return ChatInput(chat, chat, chat_params(chat))
+    return ChatInput(chat, chat, chat_params(chat, defaults))
 
 
-def parse_completion(body: bytes) -> TextInput:
+def parse_completion(body: bytes, defaults: Defaults) -> TextInput:
     """Decode a body of /v1/completions.
 
     Raises:
         ApiError, SamplingParamsError: as `decode` and `completion_params`.
     """
     asked = decode(body, CompletionRequest)
-    return TextInput(asked, completion_params(asked))
+    return TextInput(asked, completion_params(asked, defaults))
 
 
 def reading_of(asked: SamplingFields) -> Reading:

@@ -9,13 +9,14 @@ from octavo.server.api.anthropic.input import counted, parse_messages
 from octavo.server.api.anthropic.types import MessageParam, MessagesRequest
 from octavo.server.api.responses.input import parse_response
 from octavo.server.api.responses.types import ResponsesRequest
+from octavo.server.api.sampling import Defaults
 from octavo.server.api.tokenize import detokenized, tokenized
 from octavo.server.api.types import ChatRequest, CompletionRequest
 from octavo.server.reading.input import ChatInput, Materials, parse_chat
 
 Asked = TypeVar("Asked", bound=Struct)
 
-CHATS: Mapping[str, tuple[type[Struct], Callable[[bytes], ChatInput]]] = {
+CHATS: Mapping[str, tuple[type[Struct], Callable[[bytes, Defaults], ChatInput]]] = {
     "/v1/chat/completions": (ChatRequest, parse_chat),
     "/v1/responses": (ResponsesRequest, parse_response),
     "/v1/messages": (MessagesRequest, parse_messages),
@@ -39,23 +40,29 @@ _PARAMETERS = (
     "structured_outputs",
     "user",
     "safety_identifier",
+    "metadata",
+    "service_tier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
 )
 _CHAT_PARTS = (
     "tools",
     "tool_choice",
     "chat_template_kwargs",
     "reasoning_effort",
-    "metadata",
-    "service_tier",
-    "prompt_cache_key",
 )
 READ: Mapping[type[Struct], Mapping[str, object]] = {
     CompletionRequest: {"prompt": "", **dict.fromkeys(_PARAMETERS)},
     ChatRequest: {"messages": [{}], **dict.fromkeys((*_PARAMETERS, *_CHAT_PARTS))},
-    ResponsesRequest: {"input": "", "user": None, "prompt_cache_key": None, "safety_identifier": None},
+    ResponsesRequest: {
+        "input": "",
+        **dict.fromkeys(("user", "prompt_cache_key", "prompt_cache_retention", "safety_identifier")),
+    },
     MessagesRequest: {
         "messages": [MessageParam(role="user", content="")],
-        **dict.fromkeys(("system", "tools", "tool_choice", "stop_sequences", "metadata", "service_tier")),
+        **dict.fromkeys(
+            ("system", "tools", "tool_choice", "stop_sequences", "metadata", "service_tier", "cache_control")
+        ),
     },
 }
 """By type of body: fields that no answer needs once the prompts have been read, and what stands for them."""

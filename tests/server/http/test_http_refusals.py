@@ -35,7 +35,7 @@ HOSTILE: list[tuple[str, dict]] = [
     *[("min_p", {"min_p": value}) for value in (-1, 2)],
     *[("repetition_penalty", {"repetition_penalty": value}) for value in (0, -1, 1e9)],
     *[("presence_penalty", {"presence_penalty": value}) for value in (-3, 3)],
-    *[("seed", {"seed": value}) for value in (-1, BIG, 10**40)],
+    *[("seed", {"seed": value}) for value in (-2, BIG, 10**40)],
     *[("max_tokens", {"max_tokens": value}) for value in (-1, 2**31, BIG)],
     *[("min_tokens", {"min_tokens": value}) for value in (-1, 9, BIG)],
     *[("stop_token_ids", {"stop_token_ids": [value]}) for value in OUT_OF_RANGE],

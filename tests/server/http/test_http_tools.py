@@ -140,7 +140,7 @@ REFUSED: list[tuple[str, dict]] = [
     ("tools", {"tools": [function(parameters=DEEP)]}),
     ("tools", {"tools": [CLOCK] * 129}),
     ("tools", {"tools": "x"}),
-    ("grammar", {"tools": [function(parameters={"properties": 5})], "tool_choice": "required"}),
+    ("tools", {"tools": [function(parameters={"properties": 5})], "tool_choice": "required"}),
     ("grammar", {"tools": [function(parameters=BAD_PATTERN)], "tool_choice": "required"}),
     ("messages", {"messages": [BAD_CALL]}),
     ("functions", {"functions": [{"name": "f"}]}),

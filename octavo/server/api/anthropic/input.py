@@ -20,13 +20,15 @@ from octavo.server.api.anthropic.types import (
 )
 from octavo.server.api.decode import decode
 from octavo.server.api.prompts import Reading
-from octavo.server.api.sampling import chat_params
+from octavo.server.api.sampling import Defaults, chat_params
 from octavo.server.api.tools.toolbox import rendered, toolbox_of
 from octavo.server.api.tools.types import FunctionChoice, FunctionTool, NamedTool, Tool, ToolChoice
 from octavo.server.api.types import ChatRequest, JsonObject
 from octavo.server.errors import ApiError, refused
 from octavo.server.reading.input import ChatInput, Materials, check_model
 
+# Of blocks, lists that Octavo does not fill.
+_MAY_BE_EMPTY = {"citations"}
 _KINDS = {
     "system": ("text",),
     "user": ("text", "tool_result"),
@@ -35,7 +37,7 @@ _KINDS = {
 }
 
 
-def parse_messages(body: bytes) -> ChatInput:
+def parse_messages(body: bytes, defaults: Defaults) -> ChatInput:
     """Decode a body of /v1/messages.
 
     Raises:
@@ -43,7 +45,7 @@ def parse_messages(body: bytes) -> ChatInput:
     """
     asked = decode(body, MessagesRequest)
     chat = chat_of(asked)
-    return ChatInput(asked, chat, chat_params(chat))
+    return ChatInput(asked, chat, chat_params(chat, defaults))
 
 
 def counted(materials: Materials, body: bytes) -> bytes:
@@ -67,7 +69,7 @@ def chat_of(asked: CountRequest) -> ChatRequest:
         ApiError: a block is of a kind that is not supported there, or fields contradict each other.
     """
     messages: list[JsonObject] = []
-    if asked.system is not None:
+    if asked.system not in (None, []):
         messages.append({"role": "system", "content": _text(asked.system, "system", "system")})
     for index, message in enumerate(asked.messages):
         messages += _turns(message, f"messages[{index}]")
@@ -147,8 +149,13 @@ def _blocks(content: Sequence[JsonObject], where: str, place: str) -> list[AnyBl
 
 
 def _block(block: JsonObject, where: str, kinds: Sequence[str]) -> AnyBlock:
-    # Clients send back what they received, with null for missing fields.
+    # Clients send back what they received, with null or nothing in it for missing fields.
     given = {name: value for name, value in block.items() if value is not None}
+    for name in _MAY_BE_EMPTY & given.keys():
+        if not given[name]:
+            del given[name]
+    if given.get("type") == "thinking":
+        given.setdefault("signature", "")
     if given.get("type") not in kinds:
         text = f"{where}: expected a block of type {' or '.join(kinds)}, got {given.get('type')!r}"
         raise ApiError(400, text[:400], param=where)

@@ -89,7 +89,7 @@ class CountRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
     messages: Annotated[list[MessageParam], Meta(min_length=1, max_length=MAX_MESSAGES)]
     model: str | None = None
-    system: str | Blocks | None = None
+    system: str | Annotated[list[JsonObject], Meta(max_length=MAX_MESSAGES)] | None = None
     tools: Annotated[list[ToolParam], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoiceParam | None = None
     thinking: ThinkingParam | None = None
@@ -107,6 +107,7 @@ class MessagesRequest(CountRequest, forbid_unknown_fields=True, kw_only=True):
     # Accepted and without effect.
     metadata: JsonObject | None = None
     service_tier: str | None = None
+    cache_control: JsonObject | None = None
 
 
 class TokenCount(Struct):

@@ -5,6 +5,7 @@ from typing import Any
 from octavo.sampling_params import SamplingParams, StructuredOutput
 from octavo.server.api.decode import decode
 from octavo.server.api.responses.types import NamedResponseTool, ResponsesRequest, ResponseTool, TextFormat
+from octavo.server.api.sampling import Defaults
 from octavo.server.api.tools.types import FunctionChoice, FunctionTool, NamedTool, Tool, ToolChoice
 from octavo.server.api.types import ChatRequest
 from octavo.server.errors import ApiError, refused
@@ -19,7 +20,7 @@ _KNOWN = {
 }
 
 
-def parse_response(body: bytes) -> ChatInput:
+def parse_response(body: bytes, defaults: Defaults) -> ChatInput:
     """Decode a body of /v1/responses.
 
     Raises:
@@ -28,7 +29,10 @@ def parse_response(body: bytes) -> ChatInput:
     asked = decode(body, ResponsesRequest)
     if asked.top_logprobs:
         raise refused("top_logprobs", "is not supported here; use /v1/chat/completions")
-    options: dict[str, Any] = {"max_tokens": asked.max_output_tokens}
+    most = asked.max_output_tokens
+    if most is not None and not 1 <= most < 2**31:
+        raise refused("max_output_tokens", f"must be an integer in [1, {2**31 - 1}], got {most}")
+    options: dict[str, Any] = {**defaults, "max_tokens": asked.max_output_tokens}
     for name in ("temperature", "top_p"):
         if getattr(asked, name) is not None:
             options[name] = getattr(asked, name)
@@ -91,8 +95,15 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> No
     """Add an item. Reasoning, text and calls of one turn become one message of the assistant."""
     item = {name: value for name, value in item.items() if value is not None}
     kind = item.get("type", "message")
-    if kind not in _KNOWN:
-        raise ApiError(400, f"{where}: expected one of {', '.join(_KNOWN)}, got {kind!r}", param=where)
+    if not isinstance(kind, str) or kind not in _KNOWN:
+        text = f"{where}.type: expected one of {', '.join(_KNOWN)}, got {kind!r}"
+        raise ApiError(400, text[:400], param=f"{where}.type")
+    for name in ("role", "call_id", "name", "arguments"):
+        if not isinstance(item.get(name, ""), str):
+            text = f"{where}.{name}: expected a string, got {type(item[name]).__name__}"
+            raise ApiError(400, text, param=f"{where}.{name}")
+    if kind == "message" and "role" not in item:
+        raise ApiError(400, f"{where}.role: expected a string, got none", param=f"{where}.role")
     unknown = sorted(name for name in item if name not in _KNOWN[kind])
     if unknown:
         raise ApiError(400, f"{where}: unknown field {unknown[0]!r}", param=where, code="unknown_field")
@@ -107,7 +118,7 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> No
         parts = _parts(item.get("content", []), f"{where}.content")
         _turn(messages)["reasoning_content"] = "\n".join(part["text"] for part in parts)
     elif item.get("role") == "assistant":
-        _turn(messages)["content"] = _content(item.get("content"), f"{where}.content")
+        _turn(messages)["content"] = _content(item.get("content", ""), f"{where}.content")
     else:
         messages.append(
             {"role": item.get("role"), "content": _content(item.get("content"), f"{where}.content")}
@@ -124,6 +135,9 @@ def _turn(messages: list[dict[str, Any]], *, calls: bool = False) -> dict[str, A
 
 
 def _content(content: Any, where: str) -> Any:
+    if not isinstance(content, str | list):
+        text = f"{where}: expected a text or a list of parts, got {type(content).__name__}"
+        raise ApiError(400, text, param=where)
     return _parts(content, where) if isinstance(content, list) else content
 
 

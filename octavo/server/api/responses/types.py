@@ -22,6 +22,14 @@ class TextOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     """How the answer is written; None: as text."""
 
     format: TextFormat | None = None
+    # Accepted and without effect, as it is what a model does by itself.
+    verbosity: Literal["medium"] | None = None
+
+
+class ResponseStreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Accepted and without effect: events are not padded."""
+
+    include_obfuscation: bool | None = None
 
 
 class ResponseTool(FunctionTool, forbid_unknown_fields=True, kw_only=True):
@@ -52,6 +60,7 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     tool_choice: Literal["none", "auto", "required"] | NamedResponseTool | None = None
     parallel_tool_calls: bool | None = None
     stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
     cache_salt: Salt | None = None
     priority: Priority | None = None
     request_id: RequestId | None = None
@@ -61,6 +70,7 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
     service_tier: str | None = None
 
 

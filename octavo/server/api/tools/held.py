@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from octavo.errors import StructuredOutputError
 from octavo.sampling_params import SamplingParams, StructuredOutput
-from octavo.server.errors import refused
-from octavo.server.parsing.grammars import GrammarWriter, HeldFunction
+from octavo.server.errors import ApiError, refused
+from octavo.server.parsing.grammars import GrammarWriter, HeldFunction, content_rule
 from octavo.server.parsing.harmony.grammar import harmony_grammar
 from octavo.tokenizer import Tokenizer
 
@@ -33,10 +33,20 @@ def held_params(box: "Toolbox", params: SamplingParams, tokenizer: Tokenizer) ->
     has_reasoning = formats.reasoning is not None or formats.harmony is not None
     if not functions and not (is_held and has_reasoning):
         return params
+    if is_held and content is not None:
+        _check_content(content)
     try:
         return replace(params, structured=_grammar(box, writer, functions, content))
     except StructuredOutputError as error:
         raise refused("tools", f"cannot be held to their schemas: {error}") from error
+
+
+def _check_content(content: StructuredOutput) -> None:
+    """Check the form alone, so that an error of it does not blame the tools."""
+    try:
+        content_rule(content)
+    except StructuredOutputError as error:
+        raise ApiError(400, f"{content.kind} cannot be used: {error}", param=content.kind) from error
 
 
 def _held_functions(box: "Toolbox", *, is_held: bool) -> list[HeldFunction]:

@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 
+from octavo.engine.structured.patterns import translated
+from octavo.engine.structured.schemas import FORMATS
 from octavo.errors import StructuredOutputError
 from octavo.server.parsing.grammar_rules import ANY_TEXT, json_rule, pattern_terminal, without
 from octavo.server.parsing.xml.call import END_PARAMETER, PARAMETER
@@ -77,7 +79,7 @@ def _value_rules(rule: str, schema: object, root: Mapping[str, Any]) -> list[str
             f'{rule}: "\\n" {rule}_json {json.dumps(_END)}',
             f"{rule}_json: {json_rule({**schema, **shared})}",
         ]
-    if types == {"string"} and schema.keys() <= _OF_TEXTS:
+    if types == {"string"} and _keywords(schema) <= _OF_TEXTS:
         text = _terminal(schema)
     else:
         _check_union(schema, root)
@@ -109,8 +111,9 @@ def _terminal(schema: Mapping[str, Any]) -> str:
     if "minLength" in schema or "maxLength" in schema:
         least, most = _a(int, schema, "minLength") or 0, _a(int, schema, "maxLength")
         bounds.append(f"(?s:.{{{least},{'' if most is None else most}}})")
-    pattern = _a(str, schema, "pattern")
-    if pattern is not None:
+    given = _a(str, schema, "pattern")
+    if given is not None:
+        pattern = translated(given)
         before = "" if pattern.startswith("^") else "(?s:.*)"
         after = "" if pattern.endswith("$") and not pattern.endswith(r"\$") else "(?s:.*)"
         inner = pattern[not before :] if after else pattern[not before : -1]
@@ -146,9 +149,18 @@ def _a(kind: type[Kind], schema: Mapping[str, Any], key: str) -> Kind | None:
 
 
 def _check(schema: Mapping[str, Any], known: frozenset[str]) -> None:
-    unknown = sorted(schema.keys() - known)
+    unknown = sorted(_keywords(schema) - known)
     if unknown:
         _refuse(f"{unknown[0]!r} of a schema")
+
+
+def _keywords(schema: Mapping[str, Any]) -> set[str]:
+    """Return a schema's keywords, without a format that is an annotation."""
+    return {
+        name
+        for name, value in schema.items()
+        if name != "format" or not isinstance(value, str) or value in FORMATS
+    }
 
 
 def _refuse(what: str) -> NoReturn:
