@@ -50,10 +50,6 @@ class CallBody:
             pieces.append(Piece("complete", ""))
         return pieces
 
-    def given_up(self, before: str) -> Piece:
-        """Return what a call is that never became one: content.
-
-        Args:
-            before: what stood before it since its marker.
-        """
-        return Piece("broken" if self._is_announced else "content", before + self.raw)
+    def given_up(self, text: str) -> Piece:
+        """Return what a call is that never became one: content, namely all that was written since its marker."""
+        return Piece("broken" if self._is_announced else "content", text)
