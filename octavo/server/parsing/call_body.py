@@ -1,5 +1,7 @@
 """One tool call as it is written, whatever its format."""
 
+from typing import Literal
+
 from octavo.server.parsing.pieces import Piece
 
 
@@ -50,6 +52,7 @@ class CallBody:
             pieces.append(Piece("complete", ""))
         return pieces
 
-    def given_up(self, text: str) -> Piece:
-        """Return what a call is that never became one: content, namely all that was written since its marker."""
-        return Piece("broken" if self._is_announced else "content", text)
+    @property
+    def kind_of_rest(self) -> Literal["content", "broken"]:
+        """What all that was written since its marker is if it never becomes a call."""
+        return "broken" if self._is_announced else "content"

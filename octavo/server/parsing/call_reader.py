@@ -9,7 +9,8 @@ JSON goes on had a brace too early, so that it lacks a part: it is no call. One 
 
 import re
 import secrets
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
+from typing import Literal
 
 from octavo.server.parsing.call_body import CallBody
 from octavo.server.parsing.call_object import CallObject
@@ -35,8 +36,7 @@ class CallReader:
             markers: each begins a call; none begins like another one.
         """
         self.num_calls = 0
-        self._markers = markers
-        self._any_marker = re.compile("|".join(map(re.escape, markers)))
+        self._look_for(markers)
         self._names = names
         self._text = ""
         self._at = 0
@@ -73,6 +73,10 @@ class CallReader:
         if rest and not (self.num_calls and rest.isspace()):
             self._pieces.append(Piece("content", rest))
         return self._pieces
+
+    def _look_for(self, markers: Sequence[str]) -> None:
+        self._markers = tuple(markers)
+        self._any_marker = re.compile("|".join(map(re.escape, markers)))
 
     def _content(self) -> bool:
         """Look for a marker; False: more text is needed."""
@@ -181,12 +185,9 @@ class CallReader:
         """Give up: what was read since the marker is not a call."""
         call, held = self._object, "".join(self._held)
         assert call is not None
-        given = call.given_up(self._whole + held if self._whole else held + call.raw)
+        text = self._whole + held if self._whole else held + call.raw
         self._held, self._whole, self._object = [], "", None
-        if given.kind == "broken":
-            self._pieces.append(given)
-        else:
-            self._say(given.text)
+        self._say(text, call.kind_of_rest)
         self._state = self._content
 
     def _drop(self) -> None:
@@ -195,11 +196,11 @@ class CallReader:
         self._say(raw)
         self._state = self._content
 
-    def _say(self, text: str) -> None:
+    def _say(self, text: str, kind: Literal["content", "broken"] = "content") -> None:
         """Yield content, but hold white space at its end."""
         shown = text.rstrip()
         if shown:
-            self._pieces.append(Piece("content", "".join(self._held) + shown))
+            self._pieces.append(Piece(kind, "".join(self._held) + shown))
             self._held = []
         if len(shown) < len(text):
             self._held.append(text[len(shown) :])

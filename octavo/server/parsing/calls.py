@@ -12,6 +12,7 @@ from octavo.server.parsing.pieces import Piece, marker_at
 from octavo.server.parsing.xml.call import XmlCall
 from octavo.server.parsing.xml.tags import END_FUNCTION, END_TOOL_CALL, FUNCTION, INNER_TAGS, TOOL_CALL
 
+_BEGINS = (TOOL_CALL, FUNCTION)
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
 
@@ -52,11 +53,12 @@ class HermesReader(CallReader):
 class XmlReader(HermesReader):
     """<tool_call><function=f><parameter=a>1</parameter></function></tool_call>: Qwen3-Coder.
 
-    The model may forget <tool_call>, or one of the last two tags.
+    The model may forget <tool_call>, or one of the last two tags. Behind a call that is none, <tool_call> must begin
+    another one: a function's tag may belong to what was broken there.
     """
 
     def __init__(self, functions: Mapping[str, Mapping[str, Any]]) -> None:
-        super().__init__(functions.keys(), (TOOL_CALL, FUNCTION), END_TOOL_CALL)
+        super().__init__(functions.keys(), _BEGINS, END_TOOL_CALL)
         self._functions = functions
         self._call: XmlCall | None = None
 
@@ -73,7 +75,7 @@ class XmlReader(HermesReader):
         return self._reading
 
     def _opening(self) -> bool:
-        marker = None if self._next() is None else marker_at(self._text, self._at, self._markers)
+        marker = None if self._next() is None else marker_at(self._text, self._at, _BEGINS)
         if marker:
             self._take(self._at + len(marker))
         if marker == FUNCTION:
@@ -91,13 +93,22 @@ class XmlReader(HermesReader):
         call = self._call
         if self._next() is None or call is None:
             return False
-        found = marker_at(self._text, self._at, (END_TOOL_CALL, *INNER_TAGS, *self._markers))
+        found = marker_at(self._text, self._at, (END_TOOL_CALL, *INNER_TAGS, *_BEGINS))
         if found == END_FUNCTION and not call.is_closed:
             self._take_in(self._at + len(found))
         elif found is not None:
             is_closed = call.is_opened and found == END_TOOL_CALL
-            self._end_call(found not in INNER_TAGS and (is_closed or not call.holds_tags))
+            # Text is a sign of misplaced tags, too.
+            self._end_call(found not in ("", *INNER_TAGS) and (is_closed or not call.holds_tags))
         return found is not None
+
+    def _break(self) -> None:
+        super()._break()
+        self._look_for((TOOL_CALL,))
+
+    def _drop(self) -> None:
+        super()._drop()
+        self._look_for((TOOL_CALL,))
 
     def _end_call(self, is_whole: bool) -> None:
         if is_whole:

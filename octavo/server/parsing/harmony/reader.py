@@ -232,6 +232,6 @@ class HarmonyReader:
     def _give_up(self, call: CallObject, text: str) -> None:
         """What was written of a call is content."""
         if text:
-            self._pieces.append(call.given_up(text))
+            self._pieces.append(Piece(call.kind_of_rest, text))
             self._said.add("content")
         self._kind, self._call, self._is_first = "content", None, False
