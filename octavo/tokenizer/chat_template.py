@@ -8,6 +8,7 @@ from typing import Any
 from octavo.errors import ChatTemplateError, suggest
 from octavo.tokenizer.messages import check_json, checked_messages, checked_tools
 from octavo.tokenizer.template_process import SHARED
+from octavo.tokenizer.turns import forms_of
 
 VARIABLE_NAMES = frozenset(
     {
@@ -85,10 +86,10 @@ class ChatTemplate:
             ChatTemplateError: the messages are malformed, a variable is not allowed, or the template
                 is invalid, refuses the messages or exceeds a bound.
         """
+        checked = checked_messages(messages)
         context: dict[str, object] = {
             **self._special_tokens,
             **_checked_variables(variables or {}),
-            "messages": checked_messages(messages),
             "add_generation_prompt": add_generation_prompt,
         }
         source = self.source
@@ -99,7 +100,15 @@ class ChatTemplate:
         request: dict[str, object] = {"source": source, "context": context, "fuel": fuel}
         if "strftime_now" in source:  # the text depends on the time
             request["now"] = self._clock().isoformat()
-        return SHARED.render(_encoded(request))
+        refusal = None
+        for form in forms_of(checked, source):
+            context["messages"] = form
+            try:
+                return SHARED.render(_encoded(request))
+            except ChatTemplateError as error:
+                refusal = refusal or error
+        assert refusal is not None
+        raise refusal
 
 
 def _encoded(request: dict[str, object]) -> bytes:

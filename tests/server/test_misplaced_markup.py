@@ -7,9 +7,9 @@ that is not read stand in the content, those of one that is read do not.
 
 import itertools
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import cache
 
 import pytest
 from call_pieces import outcome
@@ -37,6 +37,7 @@ CONVERSATIONS = {
     "one": [ROME], "bare": [NOW], "same": [ROME, OSLO], "then-bare": [LIMA, NOW], "bare-then": [NOW, ROME],
     "other": [ROME, LIMA], "short": [OSLO, LIMA],
 }  # fmt: skip
+MARKS = re.compile(r'(</?tool_call>|\[TOOL_CALLS\]|\[ARGS\]|; |, (?={"name)|{"name": |"(?:arguments|parameters)": |}|\])')
 Pieces = list[tuple[str, bool]]
 """Texts of an answer, and whether each is markup."""
 
@@ -57,19 +58,8 @@ def xml(calls: Sequence[Call], line: str) -> Pieces:
 
 def outer(form: CallFormat, calls: Sequence[Call]) -> Pieces:
     """Calls in a form whose arguments are JSON; the outermost braces and brackets are markup, too."""
-    marks = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "; ", ", {", '{"name": ', '"arguments": ', "}", "]")
-    text = form.written(calls)
-    pieces: Pieces = []
-    at = begin = 0
-    while at < len(text):
-        mark = next((mark for mark in marks if text.startswith(mark, at)), None)
-        if mark is None:
-            at += 1
-            continue
-        pieces += [(text[begin:at], False)] if at > begin else []
-        pieces.append((mark, True))
-        at = begin = at + len(mark)
-    return [*pieces, (text[begin:], False)] if begin < len(text) else pieces
+    parts = MARKS.split(form.written(calls))
+    return [(part, bool(index % 2)) for index, part in enumerate(parts) if part]
 
 
 def mangled(pieces: Pieces) -> Iterator[Pieces]:
@@ -120,3 +110,42 @@ def wrong(form: CallFormat, text: str, meant: Sequence[Call]) -> str:
     lost = [value for value in values(left - found) if value not in content]
     twice = [value for value in values(found) if value in content]
     return f"lost: {lost}, twice: {twice}" if lost or twice else ""
+
+
+def variants(name: str, calls: Sequence[Call]) -> Iterator[Pieces]:
+    """An answer in pieces with one of its calls mangled; in XML with line feeds between tags and without."""
+    for write in [lambda calls: xml(calls, ""), lambda calls: xml(calls, "\n")] if name == "qwen3_coder" else [lambda calls: outer(FORMS[name], calls)]:
+        parts = [write([call]) for call in calls]
+        if name != "qwen3_coder":
+            yield from mangled(write(calls))
+            continue
+        for index, part in enumerate(parts):
+            for changed in mangled(part):
+                yield [piece for one in (*parts[:index], changed, *parts[index + 1 :]) for piece in one]
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+@pytest.mark.parametrize("name", FORMS)
+def test_mangled_markup_gives_no_wrong_value(name: str, conversation: str) -> None:
+    form, meant = FORMS[name], CONVERSATIONS[conversation]
+    texts = {"".join(text for text, _ in pieces) for pieces in variants(name, meant)}
+    assert len(texts) > 20
+    for text in texts:
+        assert not wrong(form, text, meant), (text, wrong(form, text, meant))
+        size = 1 + len(text) % 5
+        chunks = [text[begin : begin + size] for begin in range(0, len(text), size)]
+        assert read(form, chunks) == read(form, [text]), text
+
+
+NESTED: Call = ("find", {"o": {"a": [1, {"k": "v"}], "b": {"c": "x"}}, "city": "Rome", "d": [[], {}]})
+
+
+@pytest.mark.parametrize("name", [name for name in FORMS if name != "qwen3_coder"])
+def test_a_lost_or_doubled_mark_of_json_gives_no_wrong_value(name: str) -> None:
+    form, meant = FORMS[name], [NESTED, NOW]
+    text = form.written(meant)
+    for place, character in enumerate(text):
+        if character in '{}[],:"':
+            for changed in (text[:place] + text[place + 1 :], text[:place] + character + text[place:]):
+                assert not counted([(n, json.loads(a)) for n, a in read(form, [changed])[1]]) - counted(meant)
+                assert read(form, changed) == read(form, [changed])
