@@ -8,7 +8,7 @@ from typing import Any
 from octavo.errors import ChatTemplateError, suggest
 from octavo.tokenizer.messages import check_json, checked_messages, checked_tools
 from octavo.tokenizer.template_process import SHARED
-from octavo.tokenizer.turns import forms_of
+from octavo.tokenizer.turns import rendered
 
 VARIABLE_NAMES = frozenset(
     {
@@ -97,23 +97,17 @@ class ChatTemplate:
             context["tools"] = checked_tools(tools)
             source = self.source_with_tools
         fuel = FUEL + FUEL_PER_MESSAGE * (len(messages) + len(tools or ()))
-        request: dict[str, object] = {"source": source, "context": context, "fuel": fuel}
+        request: dict[str, object] = {"source": source, "fuel": fuel}
         if "strftime_now" in source:  # the text depends on the time
             request["now"] = self._clock().isoformat()
-        refusal = None
-        for form in forms_of(checked, source):
-            context["messages"] = form
-            try:
-                return SHARED.render(_encoded(request))
-            except ChatTemplateError as error:
-                refusal = refusal or error
-        assert refusal is not None
-        raise refusal
+        return rendered(
+            checked, source, lambda form: SHARED.render(_encoded(request, context | {"messages": form}))
+        )
 
 
-def _encoded(request: dict[str, object]) -> bytes:
+def _encoded(request: dict[str, object], context: dict[str, object]) -> bytes:
     try:
-        return json.dumps(request, ensure_ascii=False).encode()
+        return json.dumps(request | {"context": context}, ensure_ascii=False).encode()
     except ValueError as error:  # a lone surrogate, or a number of thousands of digits
         raise ChatTemplateError(
             f"expected messages, variables and template of valid Unicode and short numbers: {error}"

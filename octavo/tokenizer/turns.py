@@ -5,14 +5,56 @@ take, and none may refuse what its own model said.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+from octavo.errors import ChatTemplateError
 
 # `message.content is none`, `content != None`, `message['content'] is not none`; but not of reasoning_content.
 _ASKS_FOR_NULL = re.compile(
     r"""(?<!\w)content["']?[\])]*\s*(?:is\s+(?:not\s+)?|[!=]=\s*)none\b""", re.IGNORECASE
 )
 Messages = list[dict[str, Any]]
+
+
+def rendered(messages: Sequence[Mapping[str, Any]], source: str, render: Callable[[Messages], str]) -> str:
+    """Render the first form of a conversation that a template takes.
+
+    A null is for a template to look at. Where one prints the word None for it, a form without nulls comes first, if it
+    shows the same calls.
+
+    Args:
+        messages: checked ones.
+        source: of the template.
+        render: renders one form.
+
+    Raises:
+        ChatTemplateError: the template refuses every form; this is what it said of the first one.
+    """
+    refusal: ChatTemplateError | None = None
+    spoiled: str | None = None
+    for form in forms_of(messages, source):
+        try:
+            text = render(form)
+        except ChatTemplateError as error:
+            refusal = refusal or error
+            continue
+        if spoiled is not None:
+            return text if _is_better(text, spoiled, form) else spoiled
+        if "None" not in text or all(message["content"] is not None for message in form):
+            return text
+        spoiled = text
+    if spoiled is None:
+        assert refusal is not None
+        raise refusal
+    return spoiled
+
+
+def _is_better(text: str, spoiled: str, form: Messages) -> bool:
+    """Return whether a text has the word None less often than another one, and shows the same calls."""
+    names = {str(call["function"].get("name")) for turn in form for call in turn.get("tool_calls", ())}
+    has_all = all(text.count(name) == spoiled.count(name) for name in names - {""})
+    return has_all and text.count("None") < spoiled.count("None")
 
 
 def forms_of(messages: Sequence[Mapping[str, Any]], source: str) -> Iterator[Messages]:
