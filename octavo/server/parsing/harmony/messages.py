@@ -107,12 +107,13 @@ class Header:
     def __init__(self) -> None:
         self.is_marked = False
         self._texts = {START: "", CHANNEL: "", CONSTRAIN: ""}
+        self._written: list[str] = []
         self._part = START
 
     @property
     def text(self) -> str:
-        """All of it."""
-        return "".join(self._texts.values())
+        """All of it, as it was written."""
+        return "".join(self._written)
 
     @property
     def channel(self) -> str:
@@ -127,6 +128,7 @@ class Header:
 
     def add(self, text: str) -> bool:
         """Take more text; return whether it can be a header still."""
+        self._written.append(text)
         self._texts[self._part] += text
         found = self._texts[self._part]
         if len(found) > _MAX_CHARS or _NO_HEADER.search(found) or len(found.split()) > _MAX_WORDS:

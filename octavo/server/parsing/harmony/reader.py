@@ -124,6 +124,9 @@ class HarmonyReader:
             self._say(text)
         elif not self._header.add(text):
             text = self._header.text
+            if text.lstrip().startswith("{"):
+                # These are the arguments of a call that was empty so far: it is none.
+                self._call = None
             self._open("", None)
             self._say(text)
 
@@ -147,6 +150,8 @@ class HarmonyReader:
 
     def _open(self, channel: str, function: str | None) -> None:
         """Begin a message's body."""
+        if self._call is not None:
+            self._tell(self._call)
         self._header, self._call, self._is_first = None, None, True
         if function in self._names:
             self._kind, self._call = "call", CallObject(function)
@@ -167,9 +172,10 @@ class HarmonyReader:
             self._open("", None)
             self._say(text)
         elif call is not None and is_whole and not call.has_begun:
-            # A call without arguments.
+            # A call without arguments, unless these follow behind the token: then it is misplaced.
             call.feed("{}", 0)
-            self._tell(call)
+            self._header, self._kind = Header(), "settling"
+            return
         elif call is not None and call.is_complete:
             self._tell(call)
         elif call is not None:
