@@ -21,6 +21,7 @@ MAX_CALL_DEPTH = MAX_DEPTH - 4
 # Control characters cannot stand in strings.
 _IN_STRING = re.compile(r'["\\\x00-\x1f]')
 _ESCAPED = frozenset('"\\/bfnrtu')
+_HEX = frozenset("0123456789abcdefABCDEF")
 _ARGUMENTS = ("arguments", "parameters")
 _KEYS = frozenset({"name", "type", "id", *_ARGUMENTS})
 
@@ -41,6 +42,7 @@ class CallObject(CallBody):
         self._known = known
         self._syntax = JsonSyntax(MAX_CALL_DEPTH)
         self._in_string = self._is_escaped = False
+        self._num_hex = 0
         # Of the member under way.
         self._key: str | None = None
         self._keys: set[str] = set()
@@ -63,12 +65,14 @@ class CallObject(CallBody):
 
     def _look(self, text: str, position: int) -> tuple[int, str]:
         """Return where the next mark ends, and the mark; it is nothing where there is none."""
-        if self._is_escaped:
+        if self._is_escaped or self._num_hex:
             return position + 1, text[position]
         found = (_IN_STRING if self._in_string else OUTSIDE).search(text, position)
         return (len(text), "") if found is None else (found.end(), found[0])
 
     def _fits(self, before: str, mark: str) -> bool:
+        if self._num_hex:
+            return mark in _HEX
         if self._is_escaped:
             return mark in _ESCAPED
         if self._in_string:
@@ -80,8 +84,11 @@ class CallObject(CallBody):
         if self._string is not None:
             self._string.append(part)
         was_in_arguments = self._in_arguments
-        if self._is_escaped:
+        if self._num_hex:
+            self._num_hex -= 1
+        elif self._is_escaped:
             self._is_escaped = False
+            self._num_hex = 4 * (mark == "u")
         elif self._in_string:
             self._is_escaped = mark == "\\"
             if mark == '"':

@@ -6,6 +6,14 @@ OUTSIDE = re.compile(r"[^-+.0-9A-Za-z \t\r\n]")
 """What ends a number or a name outside strings: JSON's marks, and whatever is not JSON's."""
 
 _SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null")
+# The beginning of one.
+_BEGUN = re.compile(
+    r"-?|-?(?:0|[1-9][0-9]*)(?:\.[0-9]*|(?:\.[0-9]+)?[eE][-+]?[0-9]*)?"
+    r"|t(?:r(?:ue?)?)?|f(?:a(?:l(?:se?)?)?)?|n(?:u(?:ll?)?)?"
+)
+# Longer numbers are nothing that a reader takes.
+_MAX_SCALAR_CHARS = 1024
+_SPACE = " \t\r\n"
 # Marks that may come next. A scalar may, too, where a value or an item may.
 _VALUE, _ITEM, _KEY, _FIRST_KEY = '"{[', '"{[]', '"', '"}'
 _OPENED = {"{": (_FIRST_KEY, "}"), "[": (_ITEM, "]")}
@@ -18,7 +26,8 @@ class JsonSyntax:
         """Begin before the value, which is at most so many objects and arrays deep."""
         self._max_depth = max_depth
         self._closers: list[str] = []
-        self._scalar: list[str] = []
+        # A number or a name under way, with one space after it if any follows.
+        self._scalar = ""
         self._next = _VALUE
 
     @property
@@ -34,16 +43,22 @@ class JsonSyntax:
             mark: the one after them, or nothing if there is no more text yet.
         """
         if between:
-            self._scalar.append(between)
-        return not mark or (self._ends_scalar() and self._takes_mark(mark))
-
-    def _ends_scalar(self) -> bool:
-        scalar, self._scalar = "".join(self._scalar).strip(" \t\r\n"), []
+            self._add(between)
+        scalar = self._scalar.rstrip()
         if not scalar:
-            return True
-        may_be = self._next in (_VALUE, _ITEM) and _SCALAR.fullmatch(scalar) is not None
-        self._end_value()
-        return may_be
+            return not mark or self._takes_mark(mark)
+        has_ended = bool(mark) or len(scalar) < len(self._scalar)
+        if self._next not in (_VALUE, _ITEM) or not _may_be_scalar(scalar, has_ended=has_ended):
+            return False
+        if mark:
+            self._scalar = ""
+            self._end_value()
+        return not mark or self._takes_mark(mark)
+
+    def _add(self, between: str) -> None:
+        text = (self._scalar + between).lstrip(_SPACE)
+        scalar = text.rstrip(_SPACE)
+        self._scalar = scalar if len(scalar) == len(text) else f"{scalar} "
 
     def _takes_mark(self, mark: str) -> bool:
         if mark not in self._next:
@@ -65,3 +80,7 @@ class JsonSyntax:
 
     def _end_value(self) -> None:
         self._next = f",{self._closers[-1]}" if self._closers else ""
+
+
+def _may_be_scalar(text: str, *, has_ended: bool) -> bool:
+    return len(text) <= _MAX_SCALAR_CHARS and (_SCALAR if has_ended else _BEGUN).fullmatch(text) is not None

@@ -181,7 +181,7 @@ def blocks(server: LiveServer, client: Any, text: str, most: int, dictate: Any) 
             renders(messages_input.chat_of(msgspec.convert(body, MessagesRequest)).messages, given)
 
 
-@pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [29, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ANSWERS)
 def test_every_answer_comes_back(
     server: LiveServer, openais: Any, anthropics: Any, dictate: Any, name: str, step: int
