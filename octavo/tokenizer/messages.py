@@ -20,9 +20,9 @@ def checked_messages(messages: object) -> list[dict[str, Any]]:
     """Check the messages of a conversation and copy them into the form that templates expect.
 
     Text parts are joined with newlines. Arguments of tool calls, which are JSON text in OpenAI's API, are
-    parsed; no text and null mean no arguments. A call of the assistant's whose arguments break off is left out if
-    there is content, which holds its text: a stream that has begun to send a call cannot take it back. Fields that
-    are null say nothing, and a turn of the assistant's may have no content.
+    parsed; no text and null mean no arguments. A call of the assistant's whose arguments break off is left
+    out if there is content, which holds its text: a stream that has begun to send a call cannot take it
+    back. Fields that are null say nothing, and a turn of the assistant's may have no content.
 
     Args:
         messages: a non-empty list of messages with a role and a content.
@@ -148,11 +148,11 @@ def _checked_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
         check_json(arguments, f"{where}.function.arguments")
     arguments = {} if arguments is None else arguments
     if not isinstance(arguments, dict):
-        raise ChatTemplateError(
-            f"{where}.function.arguments: expected a JSON object, got {_kind(arguments)}"
-        )
+        raise ChatTemplateError(f"{where}.function.arguments: expected a JSON object, got {_kind(arguments)}")
     name = {"name": function["name"]} if "name" in function else {}
-    return _told(call) | {"function": {**name, "arguments": arguments, **_told(function, "name", "arguments")}}
+    return _told(call) | {
+        "function": {**name, "arguments": arguments, **_told(function, "name", "arguments")}
+    }
 
 
 def _told(fields: Mapping[str, Any], *but: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Which forms of the assistant's turns a chat template may ask for.
 
-An answer may have calls and no content, content and calls, or nothing at all. Templates differ in which of these they
-take, and none may refuse what its own model said.
+An answer may have calls and no content, content and calls, or nothing at all. Templates differ in which of
+these they take, and none may refuse what its own model said.
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import Any
 
 from octavo.errors import ChatTemplateError
 
-# `message.content is none`, `content != None`, `message['content'] is not none`; but not of reasoning_content.
+# `content is none`, `message.content != None`, `message['content'] is not none`; no reasoning_content.
 _ASKS_FOR_NULL = re.compile(
     r"""(?<!\w)content["']?[\])]*\s*(?:is\s+(?:not\s+)?|[!=]=\s*)none\b""", re.IGNORECASE
 )
@@ -20,8 +20,8 @@ Messages = list[dict[str, Any]]
 def rendered(messages: Sequence[Mapping[str, Any]], source: str, render: Callable[[Messages], str]) -> str:
     """Render the first form of a conversation that a template takes.
 
-    A null is for a template to look at. Where one prints the word None for it, a form without nulls comes first, if it
-    shows the same calls.
+    A null is for a template to look at. Where one prints the word None for it, a form without nulls comes
+    first, if it shows the same calls.
 
     Args:
         messages: checked ones.

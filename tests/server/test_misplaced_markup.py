@@ -1,8 +1,8 @@
 """A call with missing, doubled or misplaced markup is read right or is content: no value is ever wrong.
 
-Right calls of every form are written in pieces. Then pieces of markup are left out, written twice, moved or swapped.
-What is read must be calls that were meant, each at most once and with all its arguments; and the values of a call
-that is not read stand in the content, those of one that is read do not.
+Right calls of every form are written in pieces. Then pieces of markup are left out, written twice, moved or
+swapped. What is read must be calls that were meant, each at most once and with all its arguments; and the
+values of a call that is not read stand in the content, those of one that is read do not.
 """
 
 import itertools
@@ -37,7 +37,9 @@ CONVERSATIONS = {
     "one": [ROME], "bare": [NOW], "same": [ROME, OSLO], "then-bare": [LIMA, NOW], "bare-then": [NOW, ROME],
     "other": [ROME, LIMA], "short": [OSLO, LIMA],
 }  # fmt: skip
-MARKS = re.compile(r'(</?tool_call>|\[TOOL_CALLS\]|\[ARGS\]|; |, (?={"name)|{"name": |"(?:arguments|parameters)": |}|\])')
+MARKS = re.compile(
+    r'(</?tool_call>|\[TOOL_CALLS\]|\[ARGS\]|; |, (?={"name)|{"name": |"(?:arguments|parameters)": |}|\])'
+)
 Pieces = list[tuple[str, bool]]
 """Texts of an answer, and whether each is markup."""
 
@@ -68,7 +70,7 @@ def mangled(pieces: Pieces) -> Iterator[Pieces]:
     for index in marks:
         rest = pieces[:index] + pieces[index + 1 :]
         yield rest
-        yield pieces[:index] + [pieces[index]] + pieces[index:]
+        yield [*pieces[:index], pieces[index], *pieces[index:]]
         for place in range(len(rest) + 1):
             yield [*rest[:place], pieces[index], *rest[place:]]
     for one, other in itertools.combinations(marks, 2):
@@ -93,12 +95,23 @@ def read(form: CallFormat, chunks: Sequence[str]) -> tuple[str, list[tuple[str, 
 
 def counted(calls: Sequence[Call]) -> Counter[tuple[str, str]]:
     """Calls by name and arguments; white space around a text is no markup, and may have moved with it."""
-    plain = lambda value: value.strip() if isinstance(value, str) else value
-    return Counter((name, json.dumps({key: plain(value) for key, value in arguments.items()})) for name, arguments in calls)
+    return Counter(
+        (name, json.dumps({key: plain(value) for key, value in arguments.items()}))
+        for name, arguments in calls
+    )
+
+
+def plain(value: object) -> object:
+    return value.strip() if isinstance(value, str) else value
 
 
 def values(calls: Counter[tuple[str, str]]) -> list[str]:
-    return [str(value) for (_, arguments), number in calls.items() if number for value in json.loads(arguments).values()]
+    return [
+        str(value)
+        for (_, arguments), number in calls.items()
+        if number
+        for value in json.loads(arguments).values()
+    ]
 
 
 def wrong(form: CallFormat, text: str, meant: Sequence[Call]) -> str:
@@ -113,12 +126,12 @@ def wrong(form: CallFormat, text: str, meant: Sequence[Call]) -> str:
 
 
 def variants(name: str, calls: Sequence[Call]) -> Iterator[Pieces]:
-    """An answer in pieces with one of its calls mangled; in XML with line feeds between tags and without."""
-    for write in [lambda calls: xml(calls, ""), lambda calls: xml(calls, "\n")] if name == "qwen3_coder" else [lambda calls: outer(FORMS[name], calls)]:
-        parts = [write([call]) for call in calls]
-        if name != "qwen3_coder":
-            yield from mangled(write(calls))
-            continue
+    """An answer in pieces, mangled: in XML one of its calls, with line feeds between tags and without."""
+    if name != "qwen3_coder":
+        yield from mangled(outer(FORMS[name], calls))
+        return
+    for line in ("", "\n"):
+        parts = [xml([call], line) for call in calls]
         for index, part in enumerate(parts):
             for changed in mangled(part):
                 yield [piece for one in (*parts[:index], changed, *parts[index + 1 :]) for piece in one]

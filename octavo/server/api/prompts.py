@@ -173,4 +173,3 @@ def _kinds(prompt: Sequence[str | int | list[int]]) -> set[type]:
     except TypeError:
         return set(map(type, prompt))
     return {int} if prompt else set()
-

@@ -1,8 +1,8 @@
 """Reads one tool call in JSON as it is written.
 
-Two regular expressions of one character class each find what matters, and msgspec checks the whole at the end.
-So the time is linear in the text, however it is cut. An object that cannot become JSON is given up at once, so that
-what a stream told of it can be completed to JSON, and a marker that follows is seen.
+Two regular expressions of one character class each find what matters, and msgspec checks the whole at the
+end. So the time is linear in the text, however it is cut. An object that cannot become JSON is given up at
+once, so that what a stream told of it can be completed to JSON, and a marker that follows is seen.
 """
 
 import re

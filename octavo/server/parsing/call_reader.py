@@ -3,8 +3,9 @@
     content ── marker ──► opening ── { ──► object ── } ──► settling ──► closing ──► content
                              └── anything else: content ──┘ └── more JSON: content ──┘
 
-Everything since a marker is kept until its call is settled. If it is not a call, it is content. An object after which
-JSON goes on had a brace too early, so that it lacks a part: it is no call. One brace too many at the end is dropped.
+Everything since a marker is kept until its call is settled. If it is not a call, it is content. An object
+after which JSON goes on had a brace too early, so that it lacks a part: it is no call. One brace too many
+at the end is dropped.
 """
 
 import re

@@ -53,8 +53,8 @@ class HermesReader(CallReader):
 class XmlReader(HermesReader):
     """<tool_call><function=f><parameter=a>1</parameter></function></tool_call>: Qwen3-Coder.
 
-    The model may forget <tool_call>, or one of the last two tags. Behind a call that is none, <tool_call> must begin
-    another one: a function's tag may belong to what was broken there.
+    The model may forget <tool_call>, or one of the last two tags. Behind a call that is none, <tool_call>
+    must begin another one: a function's tag may belong to what was broken there.
     """
 
     def __init__(self, functions: Mapping[str, Mapping[str, Any]]) -> None:

@@ -197,7 +197,17 @@ SAID_BEFORE = (CHANNEL, "analysis", MESSAGE, "Hm", END, START, "assistant")
 WRITTEN = {
     "call": (*F, MEANT[1], CALL),
     "thought": (*SAID_BEFORE, *F, MEANT[1], CALL),
-    "start": (START, "assistant to=functions.f", CHANNEL, "commentary ", CONSTRAIN, "json", MESSAGE, MEANT[1], CALL),
+    "start": (
+        START,
+        "assistant to=functions.f",
+        CHANNEL,
+        "commentary ",
+        CONSTRAIN,
+        "json",
+        MESSAGE,
+        MEANT[1],
+        CALL,
+    ),
     "glued": (CHANNEL, "commentary to=functions.f", CONSTRAIN, "json", MESSAGE, MEANT[1], CALL),
     "answered": (*F, MEANT[1], CALL, START, "assistant", CHANNEL, "final", MESSAGE, "Yes", RETURN),
 }
@@ -224,7 +234,7 @@ def mangled(parts: Sequence[str]) -> Iterable[tuple[str, ...]]:
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_mangled_markup_gives_no_wrong_value(tokenizer: Tokenizer, name: str) -> None:
-    """A call is the one that was meant, or its arguments are text; nothing of them is lost, and nothing comes twice."""
+    """A call is the one that was meant, or its arguments are text; nothing is lost or comes twice."""
     for parts in set(mangled(WRITTEN[name])):
         answer = whole(tokenizer, parts)
         found = [(call.name, call.arguments) for call in answer.calls]

@@ -214,8 +214,20 @@ def test_openais_client_goes_round(oss: LiveServer) -> None:
 
 @pytest.mark.parametrize("step", [23, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_answer_comes_back(oss: LiveServer, step: int) -> None:
-    """Cut at any token, whole or streamed, an answer is history; of what was streamed of a broken call, the text is."""
-    parts = (*THOUGHT, CHANNEL, "commentary", MESSAGE, "I look.", END, START, "assistant", *CALLED, ARGUMENTS, CALL)
+    """Cut at any token, whole or streamed, an answer is history."""
+    parts = (
+        *THOUGHT,
+        CHANNEL,
+        "commentary",
+        MESSAGE,
+        "I look.",
+        END,
+        START,
+        "assistant",
+        *CALLED,
+        ARGUMENTS,
+        CALL,
+    )
     for most in [*range(1, 100, step), 300]:
         body = {**dictated(oss, parts, tools=[TOOL]), "max_tokens": most}
         whole = oss.post(URL, body).json()["choices"][0]["message"]
@@ -223,7 +235,8 @@ def test_every_answer_comes_back(oss: LiveServer, step: int) -> None:
         calls = [{"id": f"c{n}", "function": call} for n, call in enumerate(streamed["tool_calls"])]
         for answer in (whole, {**streamed, "tool_calls": calls}):
             told = [
-                {"role": "tool", "tool_call_id": call["id"], "content": "x"} for call in whole.get("tool_calls", [])
+                {"role": "tool", "tool_call_id": call["id"], "content": "x"}
+                for call in whole.get("tool_calls", [])
             ]
             turns = [{"role": "user", "content": "Hi"}, answer, *told, {"role": "user", "content": "Hi"}]
             found = oss.post(URL, {"messages": turns, "tools": [TOOL], "max_tokens": 1})

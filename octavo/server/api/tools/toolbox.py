@@ -189,4 +189,3 @@ def _shown_tool(tool: Tool) -> dict[str, Any]:
     function = msgspec.to_builtins(tool.function)
     shown = {name: value for name, value in function.items() if name != "strict" and value is not None}
     return {"type": "function", "function": shown}
-

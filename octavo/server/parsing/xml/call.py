@@ -2,8 +2,8 @@
 
     f> ── <parameter= ──► key> ──► value ── </parameter> ──► ... ── </function>
 
-Tags are literal: nothing in a value is markup but its end. But a call whose tags are not all in their places is none,
-unless only a last one is missing: no value ever holds what stands in another parameter.
+Tags are literal: nothing in a value is markup but its end. But a call whose tags are not all in their
+places is none, unless only a last one is missing: no value ever holds what stands in another parameter.
 """
 
 import json
@@ -60,7 +60,7 @@ class XmlCall(CallBody):
         self._value: list[str] = []
 
     def feed(self, text: str, begin: int) -> int:
-        """Read on from a position; return where the call ended or broke, or what it cannot tell yet begins."""
+        """Read on from a position; return where the call ended or broke, or where it needs more text."""
         self._text, self._at = text, begin
         while not (self.is_complete or self.is_broken) and self._state():
             pass

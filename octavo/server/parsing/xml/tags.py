@@ -14,15 +14,15 @@ _PARAMETER = re.compile(r"(<function=[^<>\n]{1,256}>\s*)?<parameter=([^<>\n]{1,2
 
 
 def holds_tags(value: str) -> bool:
-    """Return whether a value holds tags that belong around parameters: it may speak of them, or be misplaced."""
+    """Return whether a value holds tags that belong around parameters; they may be misplaced."""
     return any(tag in value for tag in _OUTER_TAGS)
 
 
 def lacks_its_end(value: str, key: str, keys: Set[str]) -> bool:
     """Return whether another parameter seems to begin within a value, so that the value's own end is missing.
 
-    A text may speak of a parameter that the call has already, as no call has one twice: but not where the second
-    one's tag would stand.
+    A text may speak of a parameter that the call has already, as no call has one twice; but not where its tag
+    would stand if it was written twice.
 
     Args:
         value: all that stands between the parameter's tags.
