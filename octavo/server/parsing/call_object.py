@@ -154,7 +154,7 @@ class CallObject(CallBody):
             return
         if not self._is_bare:
             arguments = [found[key] for key in _ARGUMENTS if key in found]
-            self.is_broken |= not isinstance(found.get("name"), str)
+            self.is_broken |= not (isinstance(found.get("name"), str) and found["name"].strip())
             # Models write null where there is nothing to say.
             self.is_broken |= any(not isinstance(value, dict | None) for value in arguments)
             self.is_broken |= self._known is not None and not arguments

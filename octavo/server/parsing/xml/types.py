@@ -40,9 +40,10 @@ class ValueKind:
     @classmethod
     def of_parameter(cls, parameters: Mapping[str, Any], name: str) -> "ValueKind":
         """Return what the schema of all parameters says about one. Those that no schema names are texts."""
-        properties = parameters.get("properties")
-        if isinstance(properties, Mapping) and name in properties:
-            return cls.of(properties[name], parameters)
+        for part in _parts(parameters, parameters, ("allOf",)):
+            properties = part.get("properties")
+            if isinstance(properties, Mapping) and name in properties:
+                return cls.of(properties[name], parameters)
         return cls.of(parameters.get("additionalProperties") or {"type": "string"}, parameters)
 
     @property
@@ -109,6 +110,12 @@ class _Types:
 
 def _texts_of(schema: object, root: Mapping[str, Any]) -> Iterator[str]:
     """Yield the strings that a schema names one by one."""
+    for part in _parts(schema, root, (*_UNIONS, "allOf")):
+        yield from (value for values in _listed(part) for value in values if isinstance(value, str))
+
+
+def _parts(schema: object, root: Mapping[str, Any], keys: tuple[str, ...]) -> Iterator[Mapping[str, Any]]:
+    """Yield a schema, what it refers to, and its members under these keys, of each one once."""
     seen: set[int] = set()
     waiting = [schema]
     while waiting:
@@ -116,8 +123,8 @@ def _texts_of(schema: object, root: Mapping[str, Any]) -> Iterator[str]:
         if id(part) in seen or not isinstance(part, Mapping):
             continue
         seen.add(id(part))
-        yield from (value for values in _listed(part) for value in values if isinstance(value, str))
-        waiting += [member for members in _members(part, (*_UNIONS, "allOf")) for member in members]
+        yield part
+        waiting += [member for members in _members(part, keys) for member in members]
         if isinstance(part.get("$ref"), str):
             waiting.append(referred(part["$ref"], root))
 
