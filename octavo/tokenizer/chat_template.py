@@ -6,9 +6,9 @@ from datetime import datetime
 from typing import Any
 
 from octavo.errors import ChatTemplateError, suggest
+from octavo.tokenizer.chat.turns import rendered
 from octavo.tokenizer.messages import check_json, checked_messages, checked_tools
 from octavo.tokenizer.template_process import SHARED
-from octavo.tokenizer.turns import rendered
 
 VARIABLE_NAMES = frozenset(
     {
