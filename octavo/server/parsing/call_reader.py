@@ -46,7 +46,7 @@ class CallReader:
         self._held: list[str] = []
         # An object that is not settled: all that was written since its marker.
         self._whole = ""
-        self._has_extra_brace = False
+        self._has_extra = False
         self._object: CallBody | None = None
         self._state: Callable[[], bool] = self._content
 
@@ -130,15 +130,15 @@ class CallReader:
             self._pieces += current.news()
             return False
         self._whole, self._held = "".join(self._held) + current.raw, []
-        self._has_extra_brace = False
+        self._has_extra = False
         self._state = self._settling
         return True
 
     def _settling(self) -> bool:
         """Look for what shows whether the object is a call."""
         character = self._next()
-        if character == "}" and not self._has_extra_brace:
-            self._has_extra_brace = True
+        if character == "}" and not self._has_extra:
+            self._has_extra = True
             self._take_in(self._at + 1)
         elif character == ",":
             self._take(self._at + 1)

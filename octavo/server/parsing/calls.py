@@ -94,7 +94,8 @@ class XmlReader(HermesReader):
         if self._next() is None or call is None:
             return False
         found = marker_at(self._text, self._at, (END_TOOL_CALL, *INNER_TAGS, *_BEGINS))
-        if found == END_FUNCTION and not call.is_closed:
+        if found == END_FUNCTION and not (call.is_closed or self._has_extra):
+            self._has_extra = True
             self._take_in(self._at + len(found))
         elif found is not None:
             is_closed = call.is_opened and found == END_TOOL_CALL

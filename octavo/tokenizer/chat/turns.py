@@ -60,8 +60,9 @@ def _is_better(text: str, spoiled: str, form: Messages) -> bool:
 def forms_of(messages: Sequence[Mapping[str, Any]], source: str) -> Iterator[Messages]:
     """Yield a conversation as a template may read it, the likeliest form first.
 
-    1. The content of a call's turn is null if it is null in the conversation and the template asks for that.
-       Otherwise it is an empty text: who does not ask would print the word None, or look for text in it.
+    1. The content of a call's turn is null if there is none and the template asks for that; whole answers have
+       null there, and streams begin with an empty text. Otherwise it is an empty text: who does not ask would
+       print the word None, or look for text in it.
     2. It is an empty text in any case.
     3. A turn with content and calls is two turns, and one of nothing is a space.
 
@@ -74,11 +75,14 @@ def forms_of(messages: Sequence[Mapping[str, Any]], source: str) -> Iterator[Mes
     texts = [dict(message) | {"content": message["content"] or ""} for message in messages]
     forms = [texts, [turn for message in texts for turn in _turns(message)]]
     if _ASKS_FOR_NULL.search(source):
-        pairs = zip(messages, texts, strict=True)
-        forms.insert(0, [dict(given) if "tool_calls" in given else text for given, text in pairs])
+        forms.insert(0, [_with_null(message) for message in texts])
     for index, form in enumerate(forms):
         if form not in forms[:index]:
             yield form
+
+
+def _with_null(message: dict[str, Any]) -> dict[str, Any]:
+    return message if message["content"] or "tool_calls" not in message else message | {"content": None}
 
 
 def _turns(message: dict[str, Any]) -> Messages:

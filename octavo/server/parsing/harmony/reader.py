@@ -69,7 +69,7 @@ class HarmonyReader:
         self._call: CallObject | None = None
         # What was written after the object of a call that is not settled.
         self._after: list[str] = []
-        self._has_extra_brace = False
+        self._has_extra = False
         self._is_first = True
         self._said: set[str] = set()
         if channel is not None:
@@ -207,7 +207,7 @@ class HarmonyReader:
         if call.is_broken:
             self._give_up(call, call.raw)
         elif call.is_complete:
-            self._kind, self._after, self._has_extra_brace = "settling", [], False
+            self._kind, self._after, self._has_extra = "settling", [], False
         else:
             self._pieces += call.news()
         if at < len(text):
@@ -218,8 +218,8 @@ class HarmonyReader:
         call = self._call
         assert call is not None
         for position, character in enumerate(text):
-            if character == "}" and not self._has_extra_brace:
-                self._has_extra_brace = True
+            if character == "}" and not self._has_extra:
+                self._has_extra = True
             elif character in GOES_ON:
                 self._give_up(call, call.raw + "".join(self._after) + text)
                 return
