@@ -61,8 +61,8 @@ def forms_of(messages: Sequence[Mapping[str, Any]], source: str) -> Iterator[Mes
     """Yield a conversation as a template may read it, the likeliest form first.
 
     1. The content of a call's turn is null if there is none and the template asks for that; whole answers
-       have null there, and streams begin with an empty text. Otherwise it is an empty text: who does not ask would
-       print the word None, or look for text in it.
+       have null there, and streams begin with an empty text. Otherwise it is an empty text: who does not
+       ask would print the word None, or look for text in it.
     2. It is an empty text in any case.
     3. A turn with content and calls is two turns, and one of nothing is a space.
 
