@@ -9,6 +9,7 @@ from octavo.errors import ChatTemplateError, suggest
 from octavo.tokenizer.chat.control_tokens import ControlTokens
 from octavo.tokenizer.chat.roles import Roles
 from octavo.tokenizer.chat.text import ChatText
+from octavo.tokenizer.chat.turns import rendered
 from octavo.tokenizer.messages import check_json, checked_messages, checked_tools, encoded, encoded_text
 from octavo.tokenizer.template_process import SHARED
 
@@ -141,10 +142,15 @@ class ChatTemplate:
     def _rendered(self, inputs: Mapping[str, Any], add_generation_prompt: bool) -> str:
         source = self._source_for(inputs)
         context = {**self._special_tokens, **inputs, "add_generation_prompt": add_generation_prompt}
-        request: dict[str, object] = {"context": context}
+        request: dict[str, object] = {}
         if "strftime_now" in source:  # the text depends on the time
             request["now"] = self._clock().isoformat()
-        return SHARED.render(encoded_text(source) + b"\0" + encoded(request))
+
+        def render(form: list[dict[str, Any]]) -> str:
+            form_request = request | {"context": context | {"messages": form}}
+            return SHARED.render(encoded_text(source) + b"\0" + encoded(form_request))
+
+        return rendered(inputs["messages"], source, render)
 
 
 def _inputs(

@@ -10,6 +10,9 @@ from octavo.errors import ChatTemplateError, refuse_unknown
 
 MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "thinking")
 MAX_DEPTH = 32
+# What clients' own types add to answers that they send back, and what is empty there.
+_ADDED = frozenset({"index", "parsed", "parsed_arguments"})
+_EMPTY = ("annotations", "tool_calls")
 # Asked first, because a value may hold hundreds of thousands of them.
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 
@@ -18,7 +21,9 @@ def checked_messages(messages: object) -> list[dict[str, Any]]:
     """Check the messages of a conversation and copy them into the form that templates expect.
 
     Text parts are joined with newlines. Arguments of tool calls, which are JSON text in OpenAI's API, are
-    parsed; no text means no arguments.
+    parsed; no text and null mean no arguments. A call of the assistant's whose arguments break off is left
+    out if there is content, which holds its text: a stream that has begun to send a call cannot take it
+    back. Fields that are null say nothing, and a turn of the assistant's may have no content.
 
     Args:
         messages: a non-empty list of messages with a role and a content.
@@ -95,27 +100,29 @@ def _unwritable(error: ValueError) -> ChatTemplateError:
 def _checked_message(message: object, where: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise ChatTemplateError(f"{where}: expected an object with role and content, got {_kind(message)}")
-    refuse_unknown(ChatTemplateError, f"{where}: unknown key", message, MESSAGE_KEYS)
+    checked = {key: value for key, value in message.items() if value is not None and _says(key, value)}
+    if "reasoning" in checked:
+        checked = {"reasoning_content": checked.pop("reasoning"), **checked}
+    refuse_unknown(ChatTemplateError, f"{where}: unknown key", checked, MESSAGE_KEYS)
     for key in ("role", "name", "tool_call_id", "reasoning_content", "thinking"):
-        if (key == "role" or key in message) and not isinstance(message.get(key), str):
-            raise ChatTemplateError(f"{where}.{key}: expected a string, got {_kind(message.get(key))}")
-    checked = dict(message)
-    if "tool_calls" in message:
-        where_calls = f"{where}.tool_calls"
-        calls = _checked_objects(message["tool_calls"], where_calls)
-        checked["tool_calls"] = [
-            _with_parsed_arguments(call, f"{where_calls}[{index}]") for index, call in enumerate(calls)
-        ]
-    checked["content"] = _checked_content(message, where)
+        if (key == "role" or key in checked) and not isinstance(checked.get(key), str):
+            raise ChatTemplateError(f"{where}.{key}: expected a string, got {_kind(checked.get(key))}")
+    checked["content"] = content = _checked_content(checked, where)
+    if "tool_calls" in checked:
+        may_break_off = checked["role"] == "assistant" and bool(content)
+        calls = _checked_calls(checked.pop("tool_calls"), f"{where}.tool_calls", may_break_off=may_break_off)
+        checked |= {"tool_calls": calls} if calls else {}
     return checked
+
+
+def _says(key: str, value: object) -> bool:
+    return key not in _ADDED and not (key in _EMPTY and value == [])
 
 
 def _checked_content(message: Mapping[str, object], where: str) -> str | None:
     content = message.get("content")
-    if isinstance(content, str):
+    if isinstance(content, str) or (content is None and message["role"] == "assistant"):
         return content
-    if content is None and message.get("tool_calls"):
-        return None
     if not isinstance(content, list):
         raise ChatTemplateError(
             f"{where}.content: expected a string or a list of text parts, got {_kind(content)}"
@@ -142,18 +149,46 @@ def _checked_objects(objects: object, where: str) -> list[Any]:
     return objects
 
 
-def _with_parsed_arguments(call: dict[str, Any], where: str) -> dict[str, Any]:
+def _checked_calls(calls: object, where: str, *, may_break_off: bool) -> list[dict[str, Any]]:
+    checked = []
+    for index, call in enumerate(_checked_objects(calls, where)):
+        try:
+            checked.append(_checked_call(call, f"{where}[{index}]"))
+        except msgspec.DecodeError as error:
+            if not may_break_off:
+                place = f"{where}[{index}].function.arguments"
+                raise ChatTemplateError(f"{place}: expected JSON: {error}") from error
+    return checked
+
+
+def _checked_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return a call with its name first and its arguments, parsed, next, as models know it.
+
+    Raises:
+        ChatTemplateError: it is not of the expected shape.
+        msgspec.DecodeError: its arguments are not JSON.
+    """
     function = call.get("function")
     if not isinstance(function, dict):
         raise ChatTemplateError(f"{where}.function: expected an object, got {_kind(function)}")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            arguments = msgspec.json.decode(arguments or "{}")
-        except (msgspec.DecodeError, RecursionError) as error:
+            arguments = msgspec.json.decode(arguments) if arguments.strip() else None
+        except RecursionError as error:
             raise ChatTemplateError(f"{where}.function.arguments: expected JSON: {error}") from error
         check_json(arguments, f"{where}.function.arguments")
-    return call | {"function": function | {"arguments": arguments}}
+    arguments = {} if arguments is None else arguments
+    if not isinstance(arguments, dict):
+        raise ChatTemplateError(f"{where}.function.arguments: expected a JSON object, got {_kind(arguments)}")
+    name = {"name": function["name"]} if "name" in function else {}
+    return _told(call) | {
+        "function": {**name, "arguments": arguments, **_told(function, "name", "arguments")}
+    }
+
+
+def _told(fields: Mapping[str, Any], *but: str) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if value is not None and key not in (*but, *_ADDED)}
 
 
 def _kind(value: object) -> str:

@@ -132,13 +132,28 @@ def test_content_before_calls_is_kept(form: str, before: str, values: list[dict]
         ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"name": "g"}]', ["f", "g"]),
         ("mistral", '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}', ["f", "g"]),
         ("mistral", '[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{"a": 1}', ["f"]),
+        # What is mended: null, a brace or a marker too many, several objects.
+        ("hermes", '<tool_call>{"name": "f", "arguments": null}</tool_call>', ["f"]),
+        ("hermes", '<tool_call>{"arguments": null, "name": "f"}', ["f"]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}}}</tool_call>', ["f"]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}} }', ["f"]),
+        ("hermes", '<tool_call>{"name": "f"}}\n{"name": "g"}\n</tool_call>', ["f", "g"]),
+        ("hermes", '<tool_call>{"name": "f"}, {"name": "g"}</tool_call>', ["f", "g"]),
+        ("hermes", '<tool_call><tool_call>{"name": "f"}</tool_call></tool_call>', ["f"]),
+        ("hermes", '<tool_call>{"name": "f"}</tool_call>\n{"name": "g"}</tool_call>', ["f"]),
+        ("llama3_json", '{"name": "f", "parameters": null}', ["f"]),
+        ("llama3_json", '{"name": "f", "parameters": {}}}; {"name": "g", "parameters": {}}}', ["f", "g"]),
+        ("llama3_json", '{"name": "f", "parameters": {}}\n{"name": "g", "parameters": {}}', ["f", "g"]),
+        ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": null}}, {"name": "g"}]', ["f", "g"]),
+        ("mistral", '[TOOL_CALLS][{"name": "f"} {"name": "g"}]', ["f", "g"]),
+        ("mistral", '[TOOL_CALLS][TOOL_CALLS]f[ARGS]{"a": 1}}[TOOL_CALLS]g[ARGS]{}', ["f", "g"]),
     ],
 )  # fmt: skip
 def test_calls(form: str, text: str, names: list[str]) -> None:
     answer = whole(FORMATS[form], text)
     assert [call.name for call in answer.calls] == names
     assert all(isinstance(json.loads(call.arguments), dict) for call in answer.calls)
-    assert answer.content in ("", "Hm.", "Sure.")
+    assert answer.content in ("", "Hm.", "Sure.", '\n{"name": "g"}</tool_call>')
 
 
 @pytest.mark.parametrize(
@@ -156,6 +171,11 @@ def test_calls(form: str, text: str, names: list[str]) -> None:
         ("hermes", "<tool_call>{'name': 'f', 'arguments': {}}</tool_call>"),
         ("hermes", '<tool_call>{"name": "f", "arguments": ' + '{"a":' * 5000 + "1" + "}" * 5000 + "}"),
         ("hermes", "<tool_call>{]</tool_call>"),
+        ("hermes", '<tool_call>{"name": "", "arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": {"b": 1}}}, "c": 2}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}}}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": ' + '{"a":' * 30 + "1" + "}" * 31),
+        ("llama3_json", '{"name": "f", "parameters": {"a": 1}}, "b": 2}}'),
         ("hermes", "<tool_call> nothing </tool_call>"),
         ("llama3_json", '{"name": "unknown", "parameters": {}}'),
         ("llama3_json", '{"name": "f"}'),
@@ -166,6 +186,8 @@ def test_calls(form: str, text: str, names: list[str]) -> None:
         ("mistral", "[TOOL_CALLS][ARGS]{}"),
         ("mistral", "[TOOL_CALLS]f[OTHER]{}"),
         ("mistral", "[TOOL_CALLS]f[ARGS] x {}"),
+        ("mistral", '[TOOL_CALLS]f{"a": 1}g[ARGS]{}'),
+        ("mistral", "[TOOL_CALLS]fabcdefghi[ARGS]{}"),
     ],
 )
 def test_malformed_calls_are_content(form: str, text: str) -> None:

@@ -122,6 +122,55 @@ def test_a_tool_without_schemas_takes_texts() -> None:
     assert as_json("5", None) == "5"
 
 
+LEVEL = {"type": "string", "enum": ["1", "2"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"allOf": [{"$ref": "#/$defs/level"}]}, "1", "1"),
+        ({"allOf": [{"$ref": "#/$defs/level"}], "default": "1"}, "2", "2"),
+        ({"allOf": [{"type": ["string", "integer"]}, {"type": "string"}]}, "5", "5"),
+        ({"$ref": "#/$defs/either"}, "1", "1"),
+        ({"anyOf": [{"$ref": "#/$defs/level"}, {"type": "null"}]}, "1", "1"),
+        ({"anyOf": [{"$ref": "#/$defs/level"}, {"type": "null"}]}, "null", None),
+        ({"anyOf": [{"$ref": "#/$defs/level"}, {"type": "integer"}]}, "1", "1"),
+        ({"anyOf": [{"$ref": "#/$defs/level"}, {"type": "integer"}]}, "3", 3),
+        ({"oneOf": [{"const": "true"}, {"const": "false"}]}, "true", "true"),
+        ({"type": ["string", "number"], "enum": ["1", 2]}, "1", "1"),
+        ({"type": ["string", "number"], "enum": ["1", 2]}, "2", 2),
+        ({"type": "number", "enum": [1, 2.5]}, "1", 1),
+        ({"allOf": [{"type": "number"}, {"type": "integer"}]}, "7", 7),
+        ({"allOf": [{"$ref": "#/$defs/loop"}, {"type": "string"}]}, "7", "7"),
+        ({"$ref": "#/$defs/tree"}, "[1]", [1]),
+    ],
+)  # fmt: skip
+def test_all_that_a_schema_says_decides_the_type(schema: dict, text: str, value: Any) -> None:
+    defs = {
+        "level": LEVEL,
+        "either": {"anyOf": [{"const": "1"}, {"enum": ["2", "3"]}]},
+        "loop": {"allOf": [{"$ref": "#/$defs/loop"}, {"type": "string"}]},
+        "tree": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"$ref": "#/$defs/tree"}}]},
+    }
+    for parameters in (
+        {"properties": {"x": schema}, "$defs": defs},
+        {"allOf": [{"properties": {"x": schema}}], "$defs": defs},
+        {"additionalProperties": schema, "$defs": defs},
+    ):
+        form = QWEN3_CODER.reader([("f", parameters)])
+        (found,) = read_answer(AnswerReader(None, form), call(parameter("x", text))).calls
+        assert json.loads(found.arguments) == {"x": value}
+
+
+def test_types_of_schemas_that_refer_to_each_other_take_little_time() -> None:
+    refs = [{"allOf": [{"$ref": f"#/$defs/{n + 1}"}, {"$ref": f"#/$defs/{n + 1}"}]} for n in range(3_000)]
+    defs = {str(number): schema for number, schema in enumerate([*refs, {"type": "string"}])}
+    form = QWEN3_CODER.reader([("f", {"properties": {"x": refs[0]}, "$defs": defs})])
+    begun = time.process_time()
+    assert read_answer(AnswerReader(None, form), call(parameter("x", "a"))).calls
+    assert time.process_time() - begun < 2
+
+
 @pytest.mark.parametrize("step", [31, pytest.param(1, marks=pytest.mark.slow)])
 def test_streamed_is_whole_at_every_cut_of_200_texts(step: int) -> None:
     assert len(set(ADVERSARIAL)) == 200
@@ -215,6 +264,23 @@ def test_any_chunking_gives_the_same(parts: list[str], data: st.DataObject) -> N
     assert (answer.content, [(found.name, found.arguments) for found in answer.calls]) == expected
     if not answer.calls:
         assert answer.content == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call><function=f></tool_call>",
+        "<tool_call>\n<function=f>\n</function></function>\n</tool_call>",
+        "<tool_call><function=f></function></tool_call></tool_call>",
+        "<tool_call><tool_call><function=f></function></tool_call>",
+        "<tool_call><function=f><function=f></function></tool_call>",
+        "<tool_call><function= f ></function></tool_call>",
+    ],
+)
+def test_what_is_mended(text: str) -> None:
+    answer = whole(text)
+    assert [(found.name, found.arguments) for found in answer.calls] == [("f", "{}")]
+    assert answer.content == ""
 
 
 UNITS = (

@@ -121,16 +121,17 @@ class Prompts:
             variables=variables,
             message_control_tokens=self._reader.message_control_tokens,
         )
-        plain = [_without_nulls(message) for message in messages]
+        plain = list(messages)
         if not continue_final_message:
             add = True if add_generation_prompt is None else add_generation_prompt
             return render(plain, add_generation_prompt=add)
         if add_generation_prompt:
             raise refused("continue_final_message", "and add_generation_prompt contradict each other")
         last = plain[-1]
-        if last.get("role") != "assistant" or not isinstance(last.get("content"), str):
+        content = last.get("content") or ""
+        if last.get("role") != "assistant" or not isinstance(content, str):
             raise refused("continue_final_message", "needs a final message of the assistant, with a text")
-        plain[-1] = last | {"content": last["content"] + _HERE}
+        plain[-1] = {**last, "content": content + _HERE}
         before = render(plain, add_generation_prompt=False).before(_HERE)
         if before is None:
             raise refused("continue_final_message", "is not possible: the template leaves out the message")
@@ -196,8 +197,3 @@ def _kinds(prompt: Sequence[str | int | list[int]]) -> set[type]:
     except TypeError:
         return set(map(type, prompt))
     return {int} if prompt else set()
-
-
-def _without_nulls(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop nulls: clients send back what they received, with null for missing fields."""
-    return {name: value for name, value in message.items() if value is not None or name == "content"}

@@ -1,5 +1,7 @@
 """One tool call as it is written, whatever its format."""
 
+from typing import Literal
+
 from octavo.server.parsing.pieces import Piece
 
 
@@ -50,10 +52,7 @@ class CallBody:
             pieces.append(Piece("complete", ""))
         return pieces
 
-    def given_up(self, before: str) -> Piece:
-        """Return what a call is that never became one: content.
-
-        Args:
-            before: what stood before it since its marker.
-        """
-        return Piece("broken" if self._is_announced else "content", before + self.raw)
+    @property
+    def kind_of_rest(self) -> Literal["content", "broken"]:
+        """What all that was written since its marker is if it never becomes a call."""
+        return "broken" if self._is_announced else "content"

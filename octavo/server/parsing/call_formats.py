@@ -8,13 +8,20 @@ from typing import Any
 
 from octavo.server.parsing.call_reader import CallReader
 from octavo.server.parsing.calls import HermesReader, LlamaReader, MistralReader, XmlReader
-from octavo.server.parsing.xml.call import END_FUNCTION, END_PARAMETER, FUNCTION, PARAMETER
+from octavo.server.parsing.xml.tags import (
+    END_FUNCTION,
+    END_PARAMETER,
+    END_TOOL_CALL,
+    FUNCTION,
+    PARAMETER,
+    TOOL_CALL,
+)
 
 Function = tuple[str, Mapping[str, Any]]
 """A function's name and the schema of its arguments."""
 Markers = tuple[str, str]
 
-_TOOL_CALL: Markers = ("<tool_call>", "</tool_call>")
+_TOOL_CALL: Markers = (TOOL_CALL, END_TOOL_CALL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Reads one tool call in JSON as it is written.
 
-Two regular expressions of one character class each find what matters; msgspec checks the whole at the end.
-So the time is linear in the text, however it is cut.
+Two regular expressions of one character class each find what matters, and msgspec checks the whole at the
+end. So the time is linear in the text, however it is cut. An object that cannot become JSON is given up at
+once, so that what a stream told of it can be completed to JSON, and a marker that follows is seen.
 """
 
 import re
@@ -11,9 +12,16 @@ from typing import Any
 import msgspec
 
 from octavo.server.parsing.call_body import CallBody
+from octavo.server.parsing.json_syntax import OUTSIDE, JsonSyntax
+from octavo.tokenizer.messages import MAX_DEPTH
 
-_STRUCTURE = re.compile(r'["{}\[\],:]')
-_IN_STRING = re.compile(r'["\\]')
+MAX_CALL_DEPTH = MAX_DEPTH - 4
+"""How deep a call's object may nest: its message, list and function come on top when it is sent back."""
+
+# Control characters cannot stand in strings.
+_IN_STRING = re.compile(r'["\\\x00-\x1f]')
+_ESCAPED = frozenset('"\\/bfnrtu')
+_HEX = frozenset("0123456789abcdefABCDEF")
 _ARGUMENTS = ("arguments", "parameters")
 _KEYS = frozenset({"name", "type", "id", *_ARGUMENTS})
 
@@ -32,8 +40,9 @@ class CallObject(CallBody):
         super().__init__(name)
         self._is_bare = name is not None
         self._known = known
-        self._depth = 0
+        self._syntax = JsonSyntax(MAX_CALL_DEPTH)
         self._in_string = self._is_escaped = False
+        self._num_hex = 0
         # Of the member under way.
         self._key: str | None = None
         self._keys: set[str] = set()
@@ -44,22 +53,43 @@ class CallObject(CallBody):
         """Read on from a position; return where the object ended or broke, or the text's end."""
         position = begin
         while position < len(text) and not (self.is_complete or self.is_broken):
-            if self._is_escaped:
-                end, mark = position + 1, ""
-            else:
-                found = (_IN_STRING if self._in_string else _STRUCTURE).search(text, position)
-                end, mark = (len(text), "") if found is None else (found.end(), found[0])
-            self._keep(text[position:end], mark)
+            end, mark = self._look(text, position)
+            if not self._fits(text[position : end - len(mark)], mark):
+                self.is_broken = True
+                end -= len(mark)
+            self._raw.append(text[position:end])
+            if not self.is_broken:
+                self._keep(text[position:end], mark)
             position = end
         return position
 
+    def _look(self, text: str, position: int) -> tuple[int, str]:
+        """Return where the next mark ends, and the mark; it is nothing where there is none."""
+        if self._is_escaped or self._num_hex:
+            return position + 1, text[position]
+        found = (_IN_STRING if self._in_string else OUTSIDE).search(text, position)
+        return (len(text), "") if found is None else (found.end(), found[0])
+
+    def _fits(self, before: str, mark: str) -> bool:
+        if self._num_hex:
+            return mark in _HEX
+        if self._is_escaped:
+            return mark in _ESCAPED
+        if self._in_string:
+            return mark in ("", '"', "\\")
+        return self._syntax.takes(before, mark)
+
     def _keep(self, part: str, mark: str) -> None:
         """Note a part of the object, which ends at a mark or at the end of the text so far."""
-        self._raw.append(part)
         if self._string is not None:
             self._string.append(part)
         was_in_arguments = self._in_arguments
-        if self._in_string:
+        if self._num_hex:
+            self._num_hex -= 1
+        elif self._is_escaped:
+            self._is_escaped = False
+            self._num_hex = 4 * (mark == "u")
+        elif self._in_string:
             self._is_escaped = mark == "\\"
             if mark == '"':
                 self._end_string()
@@ -69,31 +99,28 @@ class CallObject(CallBody):
             self._arguments.append(part if self._in_arguments else part[:-1])
         elif self._in_arguments:
             self._arguments.append("{")
-        if self._depth == 0 and not self.is_broken:
+        if self._syntax.depth == 0 and not self.is_broken:
             self._end()
 
     def _note(self, mark: str) -> None:
         """Follow the structure outside strings."""
+        depth = self._syntax.depth
         if mark == '"':
             self._in_string = True
-            if self._depth == 1 and not self._is_bare:
+            if depth == 1 and not self._is_bare:
                 self._string = ['"']
         elif mark in "{[":
             self._open(mark)
-        elif mark in "}]":
-            self._depth -= 1
-            if self._depth == (0 if self._is_bare else 1):
-                self._in_arguments = False
-        elif self._depth == 1 and mark == ",":
+        elif mark in "}]" and depth == (0 if self._is_bare else 1):
+            self._in_arguments = False
+        elif depth == 1 and mark == ",":
             self._key = None
 
     def _open(self, mark: str) -> None:
-        self._depth += 1
         if self._is_bare:
             self.has_arguments = self._in_arguments = True
-        elif self._depth == 2 and self._key in _ARGUMENTS:
-            if mark == "[":
-                self.is_broken = True
+        elif self._syntax.depth == 2 and self._key in _ARGUMENTS:
+            self.is_broken = mark == "["
             self.has_arguments = self._in_arguments = True
 
     def _end_string(self) -> None:
@@ -127,10 +154,11 @@ class CallObject(CallBody):
             return
         if not self._is_bare:
             arguments = [found[key] for key in _ARGUMENTS if key in found]
-            self.is_broken |= not isinstance(found.get("name"), str)
-            self.is_broken |= any(not isinstance(value, dict) for value in arguments)
+            self.is_broken |= not (isinstance(found.get("name"), str) and found["name"].strip())
+            # Models write null where there is nothing to say.
+            self.is_broken |= any(not isinstance(value, dict | None) for value in arguments)
             self.is_broken |= self._known is not None and not arguments
-            if not arguments:
+            if not self.has_arguments:
                 self._arguments.append("{")
                 self.has_arguments = True
         self._arguments.append("}")

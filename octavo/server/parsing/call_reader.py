@@ -1,19 +1,24 @@
 """The state machine that divides tool calls from content, whatever their format; see calls.py.
 
-    content ── marker ──► opening ── { ──► object ── } ──► closing ──► content
-                             └── anything else: content ──┘
+    content ── marker ──► opening ── { ──► object ── } ──► settling ──► closing ──► content
+                             └── anything else: content ──┘ └── more JSON: content ──┘
 
-Everything since a marker is kept until its call is complete. If it is not a call, it is content.
+Everything since a marker is kept until its call is settled. If it is not a call, it is content. An object
+after which JSON goes on had a brace too early, so that it lacks a part: it is no call. One brace too many
+at the end is dropped.
 """
 
 import re
 import secrets
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
+from typing import Literal
 
 from octavo.server.parsing.call_body import CallBody
 from octavo.server.parsing.call_object import CallObject
-from octavo.server.parsing.pieces import Piece, partial_marker
+from octavo.server.parsing.pieces import Piece, marker_at, partial_marker
 
+# After an object these show that it ended too early.
+GOES_ON = frozenset(',:]}"')
 _SPACE = re.compile(r"\s*")
 
 
@@ -32,14 +37,16 @@ class CallReader:
             markers: each begins a call; none begins like another one.
         """
         self.num_calls = 0
-        self._markers = markers
-        self._any_marker = re.compile("|".join(map(re.escape, markers)))
+        self._look_for(markers)
         self._names = names
         self._text = ""
         self._at = 0
         self._pieces: list[Piece] = []
         # White space that is content unless a call follows; within a call, everything since its marker.
         self._held: list[str] = []
+        # An object that is not settled: all that was written since its marker.
+        self._whole = ""
+        self._has_extra = False
         self._object: CallBody | None = None
         self._state: Callable[[], bool] = self._content
 
@@ -59,12 +66,18 @@ class CallReader:
 
     def finish(self) -> list[Piece]:
         """Return what was held back when the answer has ended. A call that is not complete is content."""
-        if self._object is not None:
+        if self._state in (self._settling, self._after_comma):
+            self._settle()
+        elif self._object is not None:
             self._break()
         rest = "".join(self._held) + self._text[self._at :]
         if rest and not (self.num_calls and rest.isspace()):
             self._pieces.append(Piece("content", rest))
         return self._pieces
+
+    def _look_for(self, markers: Sequence[str]) -> None:
+        self._markers = tuple(markers)
+        self._any_marker = re.compile("|".join(map(re.escape, markers)))
 
     def _content(self) -> bool:
         """Look for a marker; False: more text is needed."""
@@ -85,13 +98,18 @@ class CallReader:
         return self._opening
 
     def _opening(self) -> bool:
-        """Look for the call's object."""
-        character = self._next()
-        if character == "{":
+        """Look for the call's object. A marker that is written twice is one."""
+        if self._next() is None:
+            return False
+        marker = marker_at(self._text, self._at, (*self._markers, "{"))
+        if marker == "{":
             self._begin(self._new_object())
-        elif character is not None:
+        elif marker:
+            self._take(self._at + len(marker))
+            self._state = self._after_marker(marker)
+        elif marker is not None:
             self._drop()
-        return character is not None
+        return marker is not None
 
     def _closing(self) -> bool:
         """Look for what follows an object."""
@@ -108,13 +126,57 @@ class CallReader:
         if current.is_broken:
             self._break()
             return True
-        self._pieces += current.news()
         if not current.is_complete:
+            self._pieces += current.news()
             return False
-        self.num_calls += 1
-        self._held, self._object = [], None
-        self._state = self._closing
+        self._whole, self._held = "".join(self._held) + current.raw, []
+        self._has_extra = False
+        self._state = self._settling
         return True
+
+    def _settling(self) -> bool:
+        """Look for what shows whether the object is a call."""
+        character = self._next()
+        if character == "}" and not self._has_extra:
+            self._has_extra = True
+            self._take_in(self._at + 1)
+        elif character == ",":
+            self._take(self._at + 1)
+            self._state = self._after_comma
+        elif character is not None and character in GOES_ON and not self._ends_list(character):
+            self._break()
+        elif character is not None:
+            self._settle()
+            if character == "{":
+                self._begin(self._new_object())
+        return character is not None
+
+    def _after_comma(self) -> bool:
+        """Look for another object; a member of the one before would show that it ended too early."""
+        character = self._next()
+        if character is None:
+            return False
+        if character in GOES_ON:
+            self._break()
+            return True
+        self._settle()
+        if character == "{":
+            self._begin(self._new_object())
+        else:
+            self._drop()
+        return True
+
+    def _ends_list(self, character: str) -> bool:
+        """Return whether a character ends a list of calls."""
+        return False
+
+    def _settle(self) -> None:
+        """Yield the call: it is one."""
+        assert self._object is not None
+        self._pieces += self._object.news()
+        self.num_calls += 1
+        self._whole, self._object = "", None
+        self._state = self._closing
 
     def _begin(self, call: CallBody) -> None:
         self._object = call
@@ -122,13 +184,11 @@ class CallReader:
 
     def _break(self) -> None:
         """Give up: what was read since the marker is not a call."""
-        assert self._object is not None
-        given = self._object.given_up("".join(self._held))
-        self._held, self._object = [], None
-        if given.kind == "broken":
-            self._pieces.append(given)
-        else:
-            self._say(given.text)
+        call, held = self._object, "".join(self._held)
+        assert call is not None
+        text = self._whole + held if self._whole else held + call.raw
+        self._held, self._whole, self._object = [], "", None
+        self._say(text, call.kind_of_rest)
         self._state = self._content
 
     def _drop(self) -> None:
@@ -137,11 +197,11 @@ class CallReader:
         self._say(raw)
         self._state = self._content
 
-    def _say(self, text: str) -> None:
+    def _say(self, text: str, kind: Literal["content", "broken"] = "content") -> None:
         """Yield content, but hold white space at its end."""
         shown = text.rstrip()
         if shown:
-            self._pieces.append(Piece("content", "".join(self._held) + shown))
+            self._pieces.append(Piece(kind, "".join(self._held) + shown))
             self._held = []
         if len(shown) < len(text):
             self._held.append(text[len(shown) :])
@@ -151,6 +211,11 @@ class CallReader:
         self._held.append(self._text[self._at if begin is None else begin : end])
         self._at = end
 
+    def _take_in(self, end: int) -> None:
+        """Read on, and keep what was read with the object that is not settled."""
+        self._whole += "".join(self._held) + self._text[self._at : end]
+        self._held, self._at = [], end
+
     def _next(self) -> str | None:
         """Keep white space; return the character after it, None: more text is needed."""
         space = _SPACE.match(self._text, self._at)
@@ -158,10 +223,3 @@ class CallReader:
         if space.end() > self._at:
             self._take(space.end())
         return self._text[self._at : self._at + 1] or None
-
-    def _matches(self, literal: str) -> bool | None:
-        """Return whether a literal follows; None: more text is needed."""
-        if self._text.startswith(literal, self._at):
-            return True
-        rest = self._text[self._at : self._at + len(literal)]
-        return None if literal.startswith(rest) else False

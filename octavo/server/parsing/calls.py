@@ -5,11 +5,14 @@ import string
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
+from octavo.server.parsing.call_body import CallBody
 from octavo.server.parsing.call_object import CallObject
 from octavo.server.parsing.call_reader import CallReader
-from octavo.server.parsing.pieces import Piece
-from octavo.server.parsing.xml.call import FUNCTION, XmlCall
+from octavo.server.parsing.pieces import Piece, marker_at
+from octavo.server.parsing.xml.call import XmlCall
+from octavo.server.parsing.xml.tags import END_FUNCTION, END_TOOL_CALL, FUNCTION, INNER_TAGS, TOOL_CALL
 
+_BEGINS = (TOOL_CALL, FUNCTION)
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
 
@@ -21,50 +24,98 @@ class HermesReader(CallReader):
     ) -> None:
         super().__init__(names, *markers)
         self._end = end
+        self._is_closed = False
 
     def finish(self) -> list[Piece]:
         """Return what was held back; a part of the end's marker is none of it."""
-        if self._state == self._closing and self._end.startswith(self._text[self._at :]):
+        is_closing = self._state == self._closing and not self._is_closed
+        if is_closing and self._end.startswith(self._text[self._at :]):
             self._at = len(self._text)
         return super().finish()
 
+    def _begin(self, call: CallBody) -> None:
+        self._is_closed = False
+        super()._begin(call)
+
     def _closing(self) -> bool:
+        """Look for the end's marker. One that is written twice is one."""
         if self._next() is None:
             return False
-        ends = self._matches(self._end)
-        if ends is None:
-            return False
+        ends = marker_at(self._text, self._at, (self._end,))
         if ends:
-            self._at += len(self._end)
-            self._held = []
-        self._state = self._content
-        return True
+            self._at += len(ends)
+            self._held, self._is_closed = [], True
+        elif ends is not None:
+            self._state = self._content
+        return ends is not None
 
 
 class XmlReader(HermesReader):
     """<tool_call><function=f><parameter=a>1</parameter></function></tool_call>: Qwen3-Coder.
 
-    The model may forget <tool_call>.
+    The model may forget <tool_call>, or one of the last two tags. Behind a call that is none, <tool_call>
+    must begin another one: a function's tag may belong to what was broken there.
     """
 
     def __init__(self, functions: Mapping[str, Mapping[str, Any]]) -> None:
-        super().__init__(functions.keys(), ("<tool_call>", FUNCTION))
+        super().__init__(functions.keys(), _BEGINS, END_TOOL_CALL)
         self._functions = functions
+        self._call: XmlCall | None = None
+
+    def finish(self) -> list[Piece]:
+        """Return what was held back; a call is one by what was read of it."""
+        if self._state == self._settling:
+            self._end_call(self._call is not None and not self._call.holds_tags)
+        return super().finish()
 
     def _after_marker(self, marker: str) -> Callable[[], bool]:
         if marker != FUNCTION:
             return self._opening
-        self._begin(XmlCall(self._functions))
+        self._begin_call(is_opened=False)
         return self._reading
 
     def _opening(self) -> bool:
-        begins = None if self._next() is None else self._matches(FUNCTION)
-        if begins:
-            self._take(self._at + len(FUNCTION))
-            self._begin(XmlCall(self._functions))
-        elif begins is False:
+        marker = None if self._next() is None else marker_at(self._text, self._at, _BEGINS)
+        if marker:
+            self._take(self._at + len(marker))
+        if marker == FUNCTION:
+            self._begin_call(is_opened=True)
+        elif marker is not None and not marker:
             self._drop()
-        return begins is not None
+        return marker is not None
+
+    def _begin_call(self, *, is_opened: bool) -> None:
+        self._call = XmlCall(self._functions, is_opened=is_opened)
+        self._begin(self._call)
+
+    def _settling(self) -> bool:
+        """Look for what shows whether the call is whole: tags of its inside must not follow it."""
+        call = self._call
+        if self._next() is None or call is None:
+            return False
+        found = marker_at(self._text, self._at, (END_TOOL_CALL, *INNER_TAGS, *_BEGINS))
+        if found == END_FUNCTION and not (call.is_closed or self._has_extra):
+            self._has_extra = True
+            self._take_in(self._at + len(found))
+        elif found is not None:
+            is_closed = call.is_opened and found == END_TOOL_CALL
+            # Text is a sign of misplaced tags, too.
+            self._end_call(found not in ("", *INNER_TAGS) and (is_closed or not call.holds_tags))
+        return found is not None
+
+    def _break(self) -> None:
+        super()._break()
+        self._look_for((TOOL_CALL,))
+
+    def _drop(self) -> None:
+        super()._drop()
+        self._look_for((TOOL_CALL,))
+
+    def _end_call(self, is_whole: bool) -> None:
+        if is_whole:
+            self._settle()
+        else:
+            self._break()
 
 
 class LlamaReader(CallReader):
@@ -91,7 +142,7 @@ class LlamaReader(CallReader):
             self._take(self._at + 1)
             self._state = self._opening
         elif character is not None:
-            self._state = self._start if character == "{" else self._content
+            self._state = self._content
         return character is not None
 
     def _new_object(self) -> CallObject:
@@ -112,19 +163,23 @@ class MistralReader(CallReader):
         return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
 
     def _opening(self) -> bool:
-        character = self._next()
-        if character == "[":
-            self._take(self._at + 1)
-            self._in_list = True
-            self._state = self._item
-        elif character is not None:
-            self._in_list = False
+        if self._next() is None:
+            return False
+        marker = marker_at(self._text, self._at, self._markers)
+        if marker:
+            self._take(self._at + len(marker))
+        elif marker is not None:
+            self._in_list = self._text[self._at] == "["
+            self._take(self._at + self._in_list)
             self._name = []
-            self._state = self._naming
-        return character is not None
+            self._state = self._item if self._in_list else self._naming
+        return marker is not None
 
     def _item(self) -> bool:
         return super()._opening()
+
+    def _ends_list(self, character: str) -> bool:
+        return self._in_list and character == "]"
 
     def _naming(self) -> bool:
         """Read a name up to [ARGS], which the arguments follow; [CALL_ID] and an id may stand between."""
@@ -134,18 +189,13 @@ class MistralReader(CallReader):
         return not is_cut
 
     def _marking(self) -> bool:
-        has_arguments, has_id = self._matches("[ARGS]"), self._matches("[CALL_ID]")
-        if has_arguments:
-            self._take(self._at + len("[ARGS]"))
-            self._state = self._bare
-        elif has_id:
-            self._take(self._at + len("[CALL_ID]"))
-            self._state = self._skipping_id
-        elif has_arguments is False and has_id is False:
+        marker = marker_at(self._text, self._at, ("[ARGS]", "[CALL_ID]"))
+        if marker:
+            self._take(self._at + len(marker))
+            self._state = self._bare if marker == "[ARGS]" else self._skipping_id
+        elif marker is not None:
             self._drop()
-        else:
-            return False
-        return True
+        return marker is not None
 
     def _skipping_id(self) -> bool:
         is_cut, _ = self._until_bracket()
@@ -161,7 +211,8 @@ class MistralReader(CallReader):
 
     def _bare(self) -> bool:
         character, name = self._next(), "".join(self._name).strip()
-        if character == "{" and name:
+        # What stands here is a name only if a function is called so: a lost marker may have left anything.
+        if character == "{" and name in self._names:
             self._begin(CallObject(name))
         elif character is not None:
             self._drop()
@@ -169,12 +220,9 @@ class MistralReader(CallReader):
 
     def _closing(self) -> bool:
         character = self._next() if self._in_list else ""
-        if character == ",":
-            self._take(self._at + 1)
-            self._state = self._item
-        elif character is not None:
-            if character == "]":
-                self._at += 1
-                self._held = []
+        if character == "]":
+            self._at += 1
+            self._held = []
+        if character is not None:
             self._state = self._content
         return character is not None

@@ -1,5 +1,6 @@
 """What readers of a model's text yield, and how they look for markers."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,3 +26,14 @@ def partial_marker(text: str, marker: str) -> int:
         if text.endswith(marker[:length]):
             return length
     return 0
+
+
+def marker_at(text: str, at: int, markers: Iterable[str]) -> str | None:
+    """Return which marker stands at a position; an empty text: none; None: more text is needed to know."""
+    found = ""
+    for marker in markers:
+        if text.startswith(marker, at):
+            return marker
+        if marker.startswith(text[at : at + len(marker)]):
+            found = None
+    return found

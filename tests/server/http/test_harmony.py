@@ -192,6 +192,61 @@ def test_whatever_comes_is_an_answer(tokenizer: Tokenizer, parts: tuple[str, ...
         assert outcome(streamed(tokenizer, ids, range(1, len(ids)), lag)) == expected
 
 
+MEANT = ("f", '{"city": "Rome", "o": {"days": 31}}')
+SAID_BEFORE = (CHANNEL, "analysis", MESSAGE, "Hm", END, START, "assistant")
+WRITTEN = {
+    "call": (*F, MEANT[1], CALL),
+    "thought": (*SAID_BEFORE, *F, MEANT[1], CALL),
+    "start": (
+        START,
+        "assistant to=functions.f",
+        CHANNEL,
+        "commentary ",
+        CONSTRAIN,
+        "json",
+        MESSAGE,
+        MEANT[1],
+        CALL,
+    ),
+    "glued": (CHANNEL, "commentary to=functions.f", CONSTRAIN, "json", MESSAGE, MEANT[1], CALL),
+    "answered": (*F, MEANT[1], CALL, START, "assistant", CHANNEL, "final", MESSAGE, "Yes", RETURN),
+}
+
+
+def mangled(parts: Sequence[str]) -> Iterable[tuple[str, ...]]:
+    """Every way to leave out, to write twice, to move or to swap special tokens, into texts, too."""
+    marks = [index for index, part in enumerate(parts) if part in PIECES]
+    for index in marks:
+        rest = (*parts[:index], *parts[index + 1 :])
+        yield rest
+        yield (*parts[:index], parts[index], *parts[index:])
+        for place, part in enumerate(rest):
+            for inside in {0, len(part) // 2, len(part) - 8} if part not in PIECES else {0}:
+                halves = [half for half in (part[: max(inside, 0)], part[max(inside, 0) :]) if half]
+                middle = [*halves[:1], parts[index], *halves[1:]] if inside > 0 else [parts[index], part]
+                yield (*rest[:place], *middle, *rest[place + 1 :])
+    for one, other in itertools.combinations(marks, 2):
+        swapped = list(parts)
+        swapped[one], swapped[other] = parts[other], parts[one]
+        yield tuple(swapped)
+        yield tuple(part for index, part in enumerate(parts) if index not in (one, other))
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_mangled_markup_gives_no_wrong_value(tokenizer: Tokenizer, name: str) -> None:
+    """A call is the one that was meant, or its arguments are text; nothing is lost or comes twice."""
+    for parts in set(mangled(WRITTEN[name])):
+        answer = whole(tokenizer, parts)
+        found = [(call.name, call.arguments) for call in answer.calls]
+        text = answer.content + answer.reasoning
+        assert found in ([], [MEANT]), parts
+        for word in ("Rome", "31"):
+            assert (word in text.replace("\n", "")) == (not found), (parts, answer)
+        ids = ids_of(tokenizer, parts)
+        streams = outcome(streamed(tokenizer, ids, range(1, len(ids))))
+        assert streams == (answer.content, answer.reasoning, found), parts
+
+
 def test_there_are_200_adversarial_texts() -> None:
     assert len(set(ADVERSARIAL)) == 200
 

@@ -210,3 +210,34 @@ def test_openais_client_goes_round(oss: LiveServer) -> None:
         turns.append({"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "18 C"})
         again = client.chat.completions.create(model="oss", messages=turns, tools=[TOOL], max_tokens=4)
         assert again.choices[0].message.role == "assistant"
+
+
+@pytest.mark.parametrize("step", [23, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_answer_comes_back(oss: LiveServer, step: int) -> None:
+    """Cut at any token, whole or streamed, an answer is history."""
+    parts = (
+        *THOUGHT,
+        CHANNEL,
+        "commentary",
+        MESSAGE,
+        "I look.",
+        END,
+        START,
+        "assistant",
+        *CALLED,
+        ARGUMENTS,
+        CALL,
+    )
+    for most in [*range(1, 100, step), 300]:
+        body = {**dictated(oss, parts, tools=[TOOL]), "max_tokens": most}
+        whole = oss.post(URL, body).json()["choices"][0]["message"]
+        streamed, _ = collected(oss.events(URL, body))
+        calls = [{"id": f"c{n}", "function": call} for n, call in enumerate(streamed["tool_calls"])]
+        for answer in (whole, {**streamed, "tool_calls": calls}):
+            told = [
+                {"role": "tool", "tool_call_id": call["id"], "content": "x"}
+                for call in whole.get("tool_calls", [])
+            ]
+            turns = [{"role": "user", "content": "Hi"}, answer, *told, {"role": "user", "content": "Hi"}]
+            found = oss.post(URL, {"messages": turns, "tools": [TOOL], "max_tokens": 1})
+            assert found.status_code == 200, (answer, found.text)

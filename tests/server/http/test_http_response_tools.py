@@ -4,6 +4,7 @@ import json
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 from http_helpers import LiveServer
 
@@ -11,6 +12,7 @@ from octavo.server.api.responses.input import chat_of
 from octavo.server.api.responses.output import OutputWriter
 from octavo.server.api.responses.types import ResponseEvent, ResponsesRequest
 from octavo.server.parsing.pieces import Piece
+from octavo.tokenizer.messages import checked_messages
 
 URL = "/v1/responses"
 CLOCK = {"type": "function", "name": "now", "parameters": {"type": "object", "additionalProperties": False}}
@@ -42,6 +44,24 @@ def test_items_of_input_become_turns() -> None:
     assert first == {"role": "tool", "tool_call_id": "a", "content": "1"}
     assert second["content"] == "2"
     assert (done["content"], really["content"]) == ("Done.", "Really.")
+
+
+def test_text_after_a_call_goes_on_with_the_turn() -> None:
+    """An answer is one turn, so that templates whose roles must alternate take it."""
+    pieces = [
+        *(
+            Piece("reasoning", "Hm."),
+            Piece("content", "I look."),
+            Piece("call", "f"),
+            Piece("arguments", '{"x'),
+        ),
+        *(Piece("broken", '\n<c>{"x'), Piece("call", "f"), Piece("arguments", "{}"), Piece("complete", "")),
+        Piece("content", " Done."),
+    ]
+    items = [msgspec.to_builtins(item) for item in written(pieces)[0]]
+    (turn,) = checked_messages(chat_of(ResponsesRequest(input=items)).messages)
+    assert (turn["content"], turn["reasoning_content"]) == ('I look.\n<c>{"x Done.', "Hm.")
+    assert [call["function"]["arguments"] for call in turn["tool_calls"]] == [{}]
 
 
 def written(pieces: list[Piece], parallel: bool = True) -> tuple[list[Any], list[ResponseEvent]]:

@@ -66,6 +66,18 @@ def test_only_one_call_without_parallel_calls(roomy: LiveServer) -> None:
     assert len(collected(roomy.events(URL, body))[2]) == 1
 
 
+def test_a_call_that_broke_off_is_not_the_one_call(roomy: LiveServer) -> None:
+    broken = '<tool_call>{"name": "sh", "arguments": {"a": }}</tool_call>'
+    body = dictated(
+        broken + written("now", {"a": 1}) + written("g", {}), tools=[TOOL], parallel_tool_calls=False
+    )
+    (call,) = roomy.post(URL, body).json()["choices"][0]["message"]["tool_calls"]
+    content, _, streamed, reason = collected(roomy.events(URL, body))
+    assert [one["function"]["name"] for one in streamed] == ["sh", "now"]
+    assert streamed[1]["function"] == call["function"]
+    assert (content, reason) == (broken, "tool_calls")
+
+
 @pytest.mark.parametrize("parser", ["hermes", "llama3_json", "mistral"])
 def test_a_required_call_is_made_by_a_random_model(
     serve_template: Callable[..., LiveServer], parser: str

@@ -112,6 +112,8 @@ def _turns(message: MessageParam, where: str) -> Iterator[JsonObject]:
     if message.role == "assistant":
         yield _assistant(blocks)
         return
+    if not blocks:
+        raise ApiError(400, f"{where}.content: expected a block or more, got none", param=f"{where}.content")
     for index, block in enumerate(blocks):
         if isinstance(block, ToolResultBlock):
             text = _text(block.content, f"{where}.content[{index}].content", "tool_result")

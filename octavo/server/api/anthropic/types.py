@@ -53,7 +53,8 @@ class MessageParam(Struct, forbid_unknown_fields=True, kw_only=True):
     """One turn of a conversation."""
 
     role: Literal["user", "assistant"]
-    content: str | Blocks
+    # The assistant may have said nothing.
+    content: str | Annotated[list[JsonObject], Meta(max_length=MAX_MESSAGES)]
 
 
 class ToolParam(Struct, forbid_unknown_fields=True, kw_only=True):

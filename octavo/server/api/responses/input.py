@@ -14,7 +14,8 @@ from octavo.server.reading.input import ChatInput
 _PARTS = ("input_text", "output_text", "text", "reasoning_text")
 _KNOWN = {
     "message": {"type", "id", "status", "role", "content"},
-    "function_call": {"type", "id", "status", "call_id", "name", "arguments"},
+    # OpenAI's client adds what it has parsed.
+    "function_call": {"type", "id", "status", "call_id", "name", "arguments", "parsed_arguments"},
     "function_call_output": {"type", "id", "status", "call_id", "output"},
     "reasoning": {"type", "id", "status", "content", "summary"},
 }
@@ -116,9 +117,12 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> No
         _turn(messages, calls=True).setdefault("tool_calls", []).append(call)
     elif kind == "reasoning":
         parts = _parts(item.get("content", []), f"{where}.content")
-        _turn(messages)["reasoning_content"] = "\n".join(part["text"] for part in parts)
+        if parts:
+            turn = _turn(messages)
+            before = [turn["reasoning_content"]] if "reasoning_content" in turn else []
+            turn["reasoning_content"] = "\n".join([*before, *(part["text"] for part in parts)])
     elif item.get("role") == "assistant":
-        _turn(messages)["content"] = _content(item.get("content", ""), f"{where}.content")
+        _say(messages, _content(item.get("content", ""), f"{where}.content"))
     else:
         messages.append(
             {"role": item.get("role"), "content": _content(item.get("content"), f"{where}.content")}
@@ -132,6 +136,19 @@ def _turn(messages: list[dict[str, Any]], *, calls: bool = False) -> dict[str, A
     if not is_under_way:
         messages.append({"role": "assistant"})
     return messages[-1]
+
+
+def _say(messages: list[dict[str, Any]], content: Any) -> None:
+    """Add text to the assistant's turn; after a call it goes on with the text before that."""
+    last = messages[-1] if messages else {}
+    if "tool_calls" in last and isinstance(content, str | list):
+        last["content"] = _text(last.get("content")) + _text(content)
+    else:
+        _turn(messages)["content"] = content
+
+
+def _text(content: Any) -> str:
+    return "\n".join(part["text"] for part in content) if isinstance(content, list) else content or ""
 
 
 def _content(content: Any, where: str) -> Any:

@@ -51,7 +51,8 @@ class DeltaWriter:
         """Begin at an answer's beginning; arguments as for `whole_message`."""
         self._reader = reader
         self._parallel = parallel
-        self._num_begun = 0
+        self._num_begun = self._num_complete = 0
+        self._is_skipping = False
 
     def write(
         self, text: str, token_ids: Sequence[int], reason: FinishReason | None
@@ -82,10 +83,13 @@ class DeltaWriter:
     def _add(self, calls: dict[int, ToolCallDelta], piece: Piece) -> None:
         assert self._reader is not None
         if piece.kind == "call":
-            self._num_begun += 1
-        index = self._num_begun - 1
-        if index and not self._parallel:
+            # A call that broke off is none, so that the next one is the first.
+            self._is_skipping = self._num_complete > 0 and not self._parallel
+            self._num_begun += not self._is_skipping
+        if self._is_skipping:
             return
+        index = self._num_begun - 1
+        self._num_complete += piece.kind == "complete"
         if piece.kind == "call":
             function = CalledFunction(name=piece.text, arguments="")
             calls[index] = ToolCallDelta(

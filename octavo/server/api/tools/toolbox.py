@@ -74,7 +74,7 @@ class Toolbox:
             return [*shown_messages(checked_messages(messages))], shown or None
         if self.formats.shows_tools or self.formats.calls is None:
             return list(messages), shown or None
-        if not shown and not any(m.get("role") == "tool" or "tool_calls" in m for m in messages):
+        if not shown and not any(m.get("role") == "tool" or m.get("tool_calls") for m in messages):
             return list(messages), None
         return [*described(checked_messages(messages), shown, self.formats.calls)], None
 
@@ -156,7 +156,7 @@ def rendered(prompts: Prompts, asked: ChatRequest, toolbox: Toolbox) -> ChatText
     variables = dict(asked.chat_template_kwargs or {})
     if asked.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", asked.reasoning_effort)
-    messages, tools = toolbox.shown([_as_shown(message) for message in asked.messages])
+    messages, tools = toolbox.shown(asked.messages)
     return prompts.render(
         messages,
         add_generation_prompt=asked.add_generation_prompt,
@@ -189,13 +189,3 @@ def _shown_tool(tool: Tool) -> dict[str, Any]:
     function = msgspec.to_builtins(tool.function)
     shown = {name: value for name, value in function.items() if name != "strict" and value is not None}
     return {"type": "function", "function": shown}
-
-
-def _as_shown(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop what is empty in answers that clients send back; give reasoning the name that templates read."""
-    shown = {name: value for name, value in message.items() if value is not None or name == "content"}
-    if shown.get("annotations") == []:
-        del shown["annotations"]
-    if "reasoning" in shown:
-        shown.setdefault("reasoning_content", shown.pop("reasoning"))
-    return shown

@@ -4,6 +4,7 @@
             a call:  <|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}<|call|>
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ _FUNCTIONS = "functions."
 # A header is short. More than this is text.
 _MAX_CHARS = 256
 _MAX_WORDS = 3
+# The beginning of arguments, where a token that should divide them from the header is missing.
+_NO_HEADER = re.compile(r'[\n{}"]')
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +107,13 @@ class Header:
     def __init__(self) -> None:
         self.is_marked = False
         self._texts = {START: "", CHANNEL: "", CONSTRAIN: ""}
+        self._written: list[str] = []
         self._part = START
 
     @property
     def text(self) -> str:
-        """All of it."""
-        return "".join(self._texts.values())
+        """All of it, as it was written."""
+        return "".join(self._written)
 
     @property
     def channel(self) -> str:
@@ -124,18 +128,19 @@ class Header:
 
     def add(self, text: str) -> bool:
         """Take more text; return whether it can be a header still."""
+        self._written.append(text)
         self._texts[self._part] += text
         found = self._texts[self._part]
-        if len(found) > _MAX_CHARS or "\n" in found or len(found.split()) > _MAX_WORDS:
+        if len(found) > _MAX_CHARS or _NO_HEADER.search(found) or len(found.split()) > _MAX_WORDS:
             return False
         return self.is_marked or _is_role(found)
 
     def function(self) -> str | None:
-        """Return the name of the function that the message is for; None: for nobody."""
-        for word in " ".join(self._texts.values()).split():
-            if word.startswith(f"to={_FUNCTIONS}"):
-                return word.removeprefix(f"to={_FUNCTIONS}") or None
-        return None
+        """Return the name of the function that the message is for; None: for nobody, or for several."""
+        words = " ".join(self._texts.values()).split()
+        found = {word.removeprefix("to=") for word in words if word.startswith("to=")}
+        name = found.pop() if len(found) == 1 else ""
+        return name.removeprefix(_FUNCTIONS) if name.startswith(_FUNCTIONS) else None
 
     def is_empty(self) -> bool:
         """Return whether nothing is lost without it: it says a role and a channel, or begins to."""

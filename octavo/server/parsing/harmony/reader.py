@@ -14,6 +14,7 @@ from collections.abc import Sequence, Set
 from typing import Literal
 
 from octavo.server.parsing.call_object import CallObject
+from octavo.server.parsing.call_reader import GOES_ON
 from octavo.server.parsing.harmony.messages import (
     CALL,
     CHANNEL,
@@ -64,8 +65,11 @@ class HarmonyReader:
         self._pieces: list[Piece] = []
         # Of the message under way; while there is no header it is in its body.
         self._header: Header | None = Header()
-        self._kind: Literal["reasoning", "content", "call", "called"] = "content"
+        self._kind: Literal["reasoning", "content", "call", "settling"] = "content"
         self._call: CallObject | None = None
+        # What was written after the object of a call that is not settled.
+        self._after: list[str] = []
+        self._has_extra = False
         self._is_first = True
         self._said: set[str] = set()
         if channel is not None:
@@ -120,6 +124,9 @@ class HarmonyReader:
             self._say(text)
         elif not self._header.add(text):
             text = self._header.text
+            if text.lstrip().startswith("{"):
+                # These are the arguments of a call that was empty so far: it is none.
+                self._call = None
             self._open("", None)
             self._say(text)
 
@@ -143,8 +150,10 @@ class HarmonyReader:
 
     def _open(self, channel: str, function: str | None) -> None:
         """Begin a message's body."""
+        if self._call is not None:
+            self._tell(self._call)
         self._header, self._call, self._is_first = None, None, True
-        if function is not None and self._names:
+        if function in self._names:
             self._kind, self._call = "call", CallObject(function)
         elif channel == "analysis" and self._shows_reasoning:
             self._kind = "reasoning"
@@ -163,21 +172,22 @@ class HarmonyReader:
             self._open("", None)
             self._say(text)
         elif call is not None and is_whole and not call.has_begun:
-            # A call without arguments.
+            # A call without arguments, unless these follow behind the token: then it is misplaced.
             call.feed("{}", 0)
+            self._header, self._kind = Header(), "settling"
+            return
+        elif call is not None and call.is_complete:
             self._tell(call)
         elif call is not None:
-            self._give_up(call)
+            self._give_up(call, call.raw)
         self._header, self._call = Header(), None
 
     def _say(self, text: str) -> None:
         """Read text of a message's body."""
         if self._kind == "call":
             self._read_call(text)
-        elif self._kind == "called":
-            if text.lstrip():
-                self._kind = "content"
-                self._say(text.lstrip())
+        elif self._kind == "settling":
+            self._settle(text)
         else:
             # Messages of a kind are lines.
             separator = "\n" if self._is_first and self._kind in self._said else ""
@@ -195,22 +205,39 @@ class HarmonyReader:
             return
         at = call.feed(text, begin) if begin < len(text) else begin
         if call.is_broken:
-            self._give_up(call)
+            self._give_up(call, call.raw)
+        elif call.is_complete:
+            self._kind, self._after, self._has_extra = "settling", [], False
         else:
-            self._tell(call)
+            self._pieces += call.news()
         if at < len(text):
             self._say(text[at:])
 
+    def _settle(self, text: str) -> None:
+        """Look for what shows whether a call's object was whole; one brace too many is dropped."""
+        call = self._call
+        assert call is not None
+        for position, character in enumerate(text):
+            if character == "}" and not self._has_extra:
+                self._has_extra = True
+            elif character in GOES_ON:
+                self._give_up(call, call.raw + "".join(self._after) + text)
+                return
+            elif not character.isspace():
+                self._tell(call)
+                self._kind = "content"
+                self._say(text[position:])
+                return
+        self._after.append(text)
+
     def _tell(self, call: CallObject) -> None:
         self._pieces += call.news()
-        if call.is_complete:
-            self.num_calls += 1
-            self._kind, self._call = "called", None
+        self.num_calls += 1
+        self._call = None
 
-    def _give_up(self, call: CallObject) -> None:
+    def _give_up(self, call: CallObject, text: str) -> None:
         """What was written of a call is content."""
-        given = call.given_up("")
-        if given.text:
-            self._pieces.append(given)
+        if text:
+            self._pieces.append(Piece(call.kind_of_rest, text))
             self._said.add("content")
         self._kind, self._call, self._is_first = "content", None, False

@@ -2,7 +2,8 @@
 
     f> ── <parameter= ──► key> ──► value ── </parameter> ──► ... ── </function>
 
-Markers are literal: nothing in a value is markup but its end.
+Tags are literal: nothing in a value is markup but its end. But a call whose tags are not all in their
+places is none, unless only a last one is missing: no value ever holds what stands in another parameter.
 """
 
 import json
@@ -11,15 +12,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from octavo.server.parsing.call_body import CallBody
-from octavo.server.parsing.pieces import partial_marker
-from octavo.server.parsing.xml.types import as_json, schema_of, types_of
-
-FUNCTION, END_FUNCTION = "<function=", "</function>"
-PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
+from octavo.server.parsing.pieces import marker_at, partial_marker
+from octavo.server.parsing.xml.tags import (
+    END_FUNCTION,
+    END_PARAMETER,
+    END_TOOL_CALL,
+    FUNCTION,
+    PARAMETER,
+    holds_tags,
+    lacks_its_end,
+)
+from octavo.server.parsing.xml.types import ValueKind
 
 _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"[^<>\n]{0,256}")
-_TEXT = frozenset({"string"})
 
 
 class XmlCall(CallBody):
@@ -27,35 +33,39 @@ class XmlCall(CallBody):
 
     Values are texts. One whose parameter's schema asks for a string stays as it is, without one line feed
     at each end, and is yielded as it comes; others are read as JSON when they have ended.
+
+    Attributes:
+        is_opened: <tool_call> stands before it.
+        is_closed: </tool_call> ended it, as </function> was left out.
+        holds_tags: a value holds tags of calls, so that the call's own must all be there.
     """
 
-    def __init__(self, functions: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, functions: Mapping[str, Mapping[str, Any]], *, is_opened: bool) -> None:
         """Begin before the function's name.
 
         Args:
             functions: schemas of arguments, by the names of functions.
+            is_opened: <tool_call> stands before it.
         """
         super().__init__()
+        self.is_opened = is_opened
+        self.is_closed = self.holds_tags = False
         self._functions = functions
         self._text, self._at = "", 0
         self._state: Callable[[], bool] = self._naming
         # Of the parameter under way.
+        self._key = ""
         self._keys: set[str] = set()
-        self._types: frozenset[str] | None = None
+        self._kind = ValueKind(None, frozenset())
         self._value: list[str] = []
-        self._is_first = True
 
     def feed(self, text: str, begin: int) -> int:
-        """Read on from a position; return where the call ended or broke, or the text's end."""
-        # What is left of the text before is short: a part of a name or of a marker.
-        left = self._text[self._at :]
-        self._text, self._at = (left + text[begin:], 0) if left else (text, begin)
-        moved = begin - len(left) if left else 0
+        """Read on from a position; return where the call ended or broke, or where it needs more text."""
+        self._text, self._at = text, begin
         while not (self.is_complete or self.is_broken) and self._state():
             pass
-        end = self._at + moved if self.is_complete or self.is_broken else len(text)
-        self._raw.append(text[begin:end])
-        return end
+        self._raw.append(text[begin : self._at])
+        return self._at
 
     def _naming(self) -> bool:
         name = self._name()
@@ -66,37 +76,42 @@ class XmlCall(CallBody):
         return name is not None
 
     def _between(self) -> bool:
-        """Look for the next parameter or the end."""
+        """Look for the next parameter or the end. The function's tag may stand there twice."""
         space = _SPACE.match(self._text, self._at)
         assert space is not None
         self._at = space.end()
-        if self._skips(PARAMETER):
-            self._state = self._key
-        elif self._skips(END_FUNCTION):
-            self._arguments.append("}")
-            self.is_complete = True
-        else:
-            rest = self._text[self._at : self._at + len(PARAMETER)]
-            num_equal = max(_num_equal(rest, marker) for marker in (PARAMETER, END_FUNCTION))
-            if num_equal == len(rest):
-                return False
-            self._break(self._at + num_equal)
+        again = () if self._keys else (f"{FUNCTION}{self.name}>",)
+        closing = (END_TOOL_CALL,) if self.is_opened else ()
+        found = marker_at(self._text, self._at, (PARAMETER, END_FUNCTION, *closing, *again))
+        if found is None:
+            return False
+        self._at += len(found)
+        if found == PARAMETER:
+            self._state = self._naming_parameter
+        elif found in (END_FUNCTION, END_TOOL_CALL):
+            self._end(found)
+        self.is_broken |= not found
         return True
 
-    def _key(self) -> bool:
+    def _end(self, tag: str) -> None:
+        self.is_closed = tag == END_TOOL_CALL
+        self.is_broken = self.is_closed and self.holds_tags
+        self._arguments.append("}")
+        self.is_complete = not self.is_broken
+
+    def _naming_parameter(self) -> bool:
         key = self._name()
         if key is None:
             return False
         if key in self._keys:
             self.is_broken = True
-        parameters = self._functions.get(self.name or "", {})
-        self._types = types_of(schema_of(parameters, key), parameters)
+        self._kind = ValueKind.of_parameter(self._functions.get(self.name or "", {}), key)
         separator = ", " if self._keys else ""
         self._arguments.append(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
-        if self._types == _TEXT:
+        if self._kind.is_text:
             self._arguments.append('"')
         self._keys.add(key)
-        self._value, self._is_first = [], True
+        self._key, self._value = key, []
         self._state = self._in_value
         return True
 
@@ -110,48 +125,41 @@ class XmlCall(CallBody):
             self._take_value(self._text[begin : self._at])
             return False
         self._at = at + len(END_PARAMETER)
-        value = self._text[begin:at]
-        # A value that is one line feed alone is empty.
-        self._take_value(value if self._is_first and value == "\n" else value.removesuffix("\n"))
-        self._arguments.append('"' if self._types == _TEXT else as_json("".join(self._value), self._types))
+        self._take_value(self._text[begin:at], is_last=True)
+        self._end_value("".join(self._value))
         self._state = self._between
         return True
 
-    def _take_value(self, text: str) -> None:
-        if not text:
-            return
-        if self._is_first:
-            text, self._is_first = text.removeprefix("\n"), False
-        if self._types == _TEXT:
-            self._arguments.append(json.dumps(text, ensure_ascii=False)[1:-1])
-        else:
+    def _end_value(self, value: str) -> None:
+        text = value.removeprefix("\n").removesuffix("\n")
+        written = '"' if self._kind.is_text else self._kind.as_json(text)
+        self._arguments.append(written)
+        # What is JSON is whole. A text may speak of tags only where texts are allowed.
+        if written.startswith('"'):
+            has_tags = holds_tags(value)
+            self.holds_tags |= has_tags
+            is_misplaced = has_tags and not self._kind.may_be_text
+            self.is_broken |= is_misplaced or lacks_its_end(value, self._key, self._keys)
+
+    def _take_value(self, text: str, *, is_last: bool = False) -> None:
+        is_first = not self._value
+        if text:
             self._value.append(text)
+        if self._kind.is_text:
+            text = text.removeprefix("\n") if is_first else text
+            text = text.removesuffix("\n") if is_last else text
+            self._arguments += [json.dumps(text, ensure_ascii=False)[1:-1]] if text else []
 
     def _name(self) -> str | None:
         """Take a name up to its bracket; None: more text is needed, or it is none."""
         found = _NAME.match(self._text, self._at)
         assert found is not None
         following = self._text[found.end() : found.end() + 1]
-        if following == ">" and found[0]:
-            self._at = found.end() + 1
-            return found[0]
+        name = found[0].strip()
         if following:
-            self._break(found.end())
-        return None
-
-    def _break(self, at: int) -> None:
-        """Give up at a character; never later than when it comes, however the text is cut."""
-        self.is_broken = True
-        self._at = at + 1
-
-    def _skips(self, marker: str) -> bool:
-        """Return whether a marker follows, and read on after it."""
-        is_here = self._text.startswith(marker, self._at)
-        self._at += is_here * len(marker)
-        return is_here
-
-
-def _num_equal(text: str, marker: str) -> int:
-    """Return how many characters at the beginning of both are equal."""
-    pairs = zip(text, marker, strict=False)
-    return next((number for number, (one, other) in enumerate(pairs) if one != other), len(text))
+            self._at = found.end()
+            self.is_broken = following != ">" or not name
+        if not following or self.is_broken:
+            return None
+        self._at += 1
+        return name

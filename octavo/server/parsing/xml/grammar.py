@@ -9,8 +9,8 @@ from octavo.engine.structured.patterns import translated
 from octavo.engine.structured.schemas import FORMATS
 from octavo.errors import StructuredOutputError
 from octavo.server.parsing.grammar_rules import ANY_TEXT, json_rule, pattern_terminal, without
-from octavo.server.parsing.xml.call import END_PARAMETER, PARAMETER
-from octavo.server.parsing.xml.types import as_json, referred, types_of
+from octavo.server.parsing.xml.tags import END_PARAMETER, PARAMETER
+from octavo.server.parsing.xml.types import ValueKind, referred
 
 Kind = TypeVar("Kind")
 
@@ -30,6 +30,8 @@ _OF_UNIONS = _SAYS_NOTHING | {"$ref", "anyOf", "oneOf", "type"}
 _KEY = re.compile(r"[^<>\n]{1,256}")
 _MAX_REFERENCES = 16
 _END = f"\n{END_PARAMETER}\n"
+# Another parameter's tag would look as if this one's end was missing.
+_FREE_TEXT = ANY_TEXT + without(PARAMETER)
 
 
 def parameter_rules(rule: str, schema: Mapping[str, Any] | None) -> list[str]:
@@ -44,7 +46,7 @@ def parameter_rules(rule: str, schema: Mapping[str, Any] | None) -> list[str]:
     """
     if schema is None:
         body = f'{json.dumps(PARAMETER)} /[^<>\\n]{{1,256}}/ ">" {rule}_text "\\n"'
-        return [f"{rule}: ({body})*", _text_rule(f"{rule}_text", ANY_TEXT)]
+        return [f"{rule}: ({body})*", _text_rule(f"{rule}_text", _FREE_TEXT)]
     _check(schema, _OF_OBJECTS)
     required = _a(list, schema, "required") or []
     properties = dict(_a(dict, schema, "properties") or {})
@@ -69,10 +71,11 @@ def _value_rules(rule: str, schema: object, root: Mapping[str, Any]) -> list[str
         schema = {}
     if not isinstance(schema, Mapping):
         _refuse(f"the schema {json.dumps(schema)[:100]}")
-    types = types_of(schema, root)
+    kind = ValueKind.of(schema, root)
+    types = kind.types
     values = [schema["const"]] if "const" in schema else _a(list, schema, "enum")
     if values is not None:
-        return [_choice_rule(rule, values, types)]
+        return [_choice_rule(rule, values, kind)]
     if types is not None and "string" not in types:
         shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
         return [
@@ -83,16 +86,17 @@ def _value_rules(rule: str, schema: object, root: Mapping[str, Any]) -> list[str
         text = _terminal(schema)
     else:
         _check_union(schema, root)
-        text = ANY_TEXT
+        text = _FREE_TEXT
     return [f'{rule}: {rule}_text "\\n"', _text_rule(f"{rule}_text", text)]
 
 
-def _choice_rule(rule: str, values: list[Any], types: frozenset[str] | None) -> str:
+def _choice_rule(rule: str, values: list[Any], kind: ValueKind) -> str:
     """Return a rule of one of several values, which must be read as what they are."""
     texts = []
     for value in values:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        if END_PARAMETER in text or json.loads(as_json(text, types)) != value:
+        is_misread = json.loads(kind.as_json(text)) != value
+        if is_misread or END_PARAMETER in text or PARAMETER in text:
             _refuse(f"the value {json.dumps(value)[:100]}")
         texts.append(json.dumps(f"\n{text}{_END}", ensure_ascii=False))
     if not texts:
@@ -119,8 +123,9 @@ def _terminal(schema: Mapping[str, Any]) -> str:
         inner = pattern[not before :] if after else pattern[not before : -1]
         bounds.append(f"{before}(?:{inner}){after}")
     if not bounds:
-        return ANY_TEXT
-    return " & ".join(pattern_terminal(f"\n{bound}\n") for bound in bounds) + without(END_PARAMETER)
+        return _FREE_TEXT
+    terminals = " & ".join(pattern_terminal(f"\n{bound}\n") for bound in bounds)
+    return terminals + without(END_PARAMETER, PARAMETER)
 
 
 def _check_union(schema: Mapping[str, Any], root: Mapping[str, Any]) -> None:

@@ -1,56 +1,132 @@
 """Which types a JSON schema allows, and a plain text as a JSON value of one of them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from octavo.server.parsing.call_object import MAX_CALL_DEPTH
+
+Types = frozenset[str]
+"""Names of types. Who may write a number may write an integer."""
+
 _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
 _UNIONS = ("anyOf", "oneOf")
+# Deeper schemas, which references make, are taken to allow anything.
+_MAX_DEPTH = 64
 # Templates write Python's names of these.
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
-def schema_of(parameters: Mapping[str, Any], name: str) -> object:
-    """Return the schema of one parameter. Those that no schema names are texts."""
-    properties = parameters.get("properties")
-    if isinstance(properties, Mapping) and name in properties:
-        return properties[name]
-    return parameters.get("additionalProperties") or {"type": "string"}
+@dataclass(frozen=True, slots=True)
+class ValueKind:
+    """What a parameter's schema says about its values.
+
+    Attributes:
+        types: that they may have; None: any.
+        texts: strings that the schema names one by one.
+    """
+
+    types: Types | None
+    texts: frozenset[str]
+
+    @classmethod
+    def of(cls, schema: object, root: Mapping[str, Any]) -> "ValueKind":
+        """Return what a schema says; references begin at `root`."""
+        return cls(types_of(schema, root), frozenset(_texts_of(schema, root)))
+
+    @classmethod
+    def of_parameter(cls, parameters: Mapping[str, Any], name: str) -> "ValueKind":
+        """Return what the schema of all parameters says about one. Those that no schema names are texts."""
+        for part in _parts(parameters, parameters, ("allOf",)):
+            properties = part.get("properties")
+            if isinstance(properties, Mapping) and name in properties:
+                return cls.of(properties[name], parameters)
+        return cls.of(parameters.get("additionalProperties") or {"type": "string"}, parameters)
+
+    @property
+    def is_text(self) -> bool:
+        """Only strings are allowed."""
+        return self.types == {"string"}
+
+    @property
+    def may_be_text(self) -> bool:
+        """Strings are allowed."""
+        return self.types is None or "string" in self.types
+
+    def as_json(self, text: str) -> str:
+        """Return a plain text as JSON, as `as_json` does."""
+        return json.dumps(text, ensure_ascii=False) if text in self.texts else as_json(text, self.types)
 
 
-def types_of(schema: object, root: Mapping[str, Any]) -> frozenset[str] | None:
+def types_of(schema: object, root: Mapping[str, Any]) -> Types | None:
     """Return the names of the types that a schema allows; None: any.
 
     Args:
         schema: of one value.
         root: what references begin at.
     """
-    found: set[str] = set()
+    return _Types(root).of(schema)
+
+
+class _Types:
+    """Finds the types of schemas, of each one once: many may refer to the same one, or to themselves."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._found: dict[int, Types | None] = {}
+        self._depth = 0
+
+    def of(self, schema: object) -> Types | None:
+        """Return the types that all parts of a schema allow."""
+        if not isinstance(schema, Mapping) or self._depth == _MAX_DEPTH:
+            return None
+        if id(schema) not in self._found:
+            # A reference to itself adds nothing.
+            self._found[id(schema)] = frozenset()
+            self._depth += 1
+            bounds = [types for types in self._bounds(schema) if types is not None]
+            self._depth -= 1
+            self._found[id(schema)] = frozenset.intersection(*bounds) if bounds else None
+        return self._found[id(schema)]
+
+    def _bounds(self, schema: Mapping[str, Any]) -> Iterator[Types | None]:
+        """Yield the types that each part of a schema allows."""
+        if "type" in schema:
+            yield _with_integers(_strings(schema["type"]))
+        for values in _listed(schema):
+            yield _with_integers({kind_of(value) for value in values})
+        if isinstance(schema.get("$ref"), str):
+            yield self.of(referred(schema["$ref"], self._root))
+        for union in _members(schema, _UNIONS):
+            members = [self.of(member) for member in union]
+            known = [types for types in members if types is not None]
+            yield frozenset().union(*known) if len(known) == len(members) else None
+        for parts in _members(schema, ("allOf",)):
+            yield from map(self.of, parts)
+
+
+def _texts_of(schema: object, root: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the strings that a schema names one by one."""
+    for part in _parts(schema, root, (*_UNIONS, "allOf")):
+        yield from (value for values in _listed(part) for value in values if isinstance(value, str))
+
+
+def _parts(schema: object, root: Mapping[str, Any], keys: tuple[str, ...]) -> Iterator[Mapping[str, Any]]:
+    """Yield a schema, what it refers to, and its members under these keys, of each one once."""
     seen: set[int] = set()
     waiting = [schema]
     while waiting:
         part = waiting.pop()
-        if id(part) in seen:
+        if id(part) in seen or not isinstance(part, Mapping):
             continue
         seen.add(id(part))
-        if not isinstance(part, Mapping):
-            return None
-        unions = [part[key] for key in _UNIONS if isinstance(part.get(key), list)]
-        if "type" in part:
-            found.update(_strings(part["type"]))
-        elif isinstance(part.get("enum"), list):
-            found.update(kind_of(value) for value in part["enum"])
-        elif "const" in part:
-            found.add(kind_of(part["const"]))
-        elif isinstance(part.get("$ref"), str):
+        yield part
+        waiting += [member for members in _members(part, keys) for member in members]
+        if isinstance(part.get("$ref"), str):
             waiting.append(referred(part["$ref"], root))
-        elif unions:
-            waiting += [member for union in unions for member in union]
-        else:
-            return None
-    return frozenset(found)
 
 
 def referred(reference: str, root: Mapping[str, Any]) -> object:
@@ -66,7 +142,7 @@ def kind_of(value: object) -> str:
     return _KINDS.get(type(value), "null")
 
 
-def as_json(text: str, types: frozenset[str] | None) -> str:
+def as_json(text: str, types: Types | None) -> str:
     """Return a plain text as JSON: a number or an object if the types allow what it says, or a string.
 
     Args:
@@ -80,11 +156,42 @@ def as_json(text: str, types: frozenset[str] | None) -> str:
     except (msgspec.DecodeError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
     kind = kind_of(found)
-    is_allowed = types is None or kind in types or (kind == "integer" and "number" in types)
+    is_allowed = types is None or kind in types
     is_allowed |= kind == "number" and types is not None and "integer" in types and found.is_integer()
     # Quotes of a string are the string's own.
-    return value if is_allowed and kind != "string" else json.dumps(text, ensure_ascii=False)
+    is_taken = is_allowed and kind != "string" and not _is_deep(found)
+    return value if is_taken else json.dumps(text, ensure_ascii=False)
 
 
-def _strings(found: object) -> list[str]:
-    return [name for name in (found if isinstance(found, list) else [found]) if isinstance(name, str)]
+def _is_deep(value: object) -> bool:
+    """Return whether a value nests deeper than a call may."""
+    level: list[Any] = [value]
+    for _ in range(MAX_CALL_DEPTH):
+        level = [
+            entry
+            for one in level
+            if isinstance(one, list | dict)
+            for entry in (one.values() if isinstance(one, dict) else one)
+        ]
+    return bool(level)
+
+
+def _with_integers(types: Iterator[str] | set[str]) -> Types:
+    found = frozenset(types)
+    return found | {"integer"} if "number" in found else found
+
+
+def _listed(schema: Mapping[str, Any]) -> Iterator[list[Any]]:
+    """Yield lists of the values that a schema names one by one."""
+    if isinstance(schema.get("enum"), list):
+        yield schema["enum"]
+    if "const" in schema:
+        yield [schema["const"]]
+
+
+def _members(schema: Mapping[str, Any], keys: tuple[str, ...]) -> Iterator[list[Any]]:
+    return (schema[key] for key in keys if isinstance(schema.get(key), list))
+
+
+def _strings(found: object) -> Iterator[str]:
+    return (name for name in (found if isinstance(found, list) else [found]) if isinstance(name, str))
