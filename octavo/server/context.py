@@ -1,12 +1,10 @@
 """What all endpoints share: the engine, the options, a pool for slow work, counters."""
 
-import asyncio
 import functools
 import importlib
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,8 +20,9 @@ from octavo.server.api.sse import EventStream, EventWriter, time_to_look
 from octavo.server.api.types import RequestId
 from octavo.server.auth import isolated_salt
 from octavo.server.config import ServerConfig
+from octavo.server.entry.bodies import BodyReader
 from octavo.server.generation import Generation
-from octavo.server.limits import BodyReader, Deadlines
+from octavo.server.limits import Deadlines
 from octavo.server.loop.engine_loop import EngineLoop
 from octavo.server.metrics import Metrics
 from octavo.server.parsing.formats import ModelFormats, formats_of
@@ -31,6 +30,7 @@ from octavo.server.reading.forms import Outline, ReadAnswer, ReadChat, ReadTexts
 from octavo.server.reading.input import ChatInput, Materials, TextInput
 from octavo.server.reading.kinds import CHATS
 from octavo.server.reading.processes import LONG_BYTES, ReadingProcesses
+from octavo.server.reading.turns import Turns
 from octavo.server.replicas.told import note_prompts
 from octavo.server.tracing import Traces, note_generation
 
@@ -73,12 +73,12 @@ class Context:
         self._numbers = itertools.count()
         self._queue_deadlines = Deadlines(config.queue_timeout_s)
         self._looks = Deadlines(time_to_look(config.sse_keep_alive_s, config.write_timeout_s))
-        self._pool = ThreadPoolExecutor(_POOL_THREADS, thread_name_prefix="octavo-read")
+        self._pool = Turns(_POOL_THREADS, "octavo-read")
         self._reading = ReadingProcesses(self._outline)
 
-    async def run(self, work: Callable[..., Found], *arguments: object) -> Found:
-        """Run slow work in the pool."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
+    async def run(self, request: Request, work: Callable[..., Found], *arguments: object) -> Found:
+        """Run slow work for a request in the pool, whose threads the senders of requests use in turns."""
+        return await self._pool.run(request.scope["octavo.sender"], work, *arguments)
 
     @property
     def engine(self) -> Engine:
@@ -104,8 +104,8 @@ class Context:
             QueueFullError: no request could be queued now.
             ApiError, ClientGoneError: as BodyReader.read.
         """
-        headers, check = request.scope["headers"], functools.partial(self.loop.check_room, 1)
-        return await self.bodies.read(headers, request.receive, before_small=check)
+        check = functools.partial(self.loop.check_room, 1)
+        return await self.bodies.read(request.scope, request.receive, before_small=check)
 
     @property
     def materials(self) -> Materials:
@@ -128,7 +128,7 @@ class Context:
         """
         materials, path = self.materials, self.path_of(request)
         self.loop.check_room(1)
-        read = await self._reading.read(path, body)
+        read = await self._reading.read(request.scope["octavo.sender"], path, body)
         assert isinstance(read, ReadChat)
         asked = msgspec.json.decode(read.asked, type=CHATS[path][0])
         prepared = unpacked(read.prompt), read.tools.box(materials.formats), read.held
@@ -138,7 +138,7 @@ class Context:
         """Read a long body that asks for completions likewise. Raises as `read_long_chat`."""
         _ = self.engine
         self.loop.check_room(1)
-        read = await self._reading.read(self.path_of(request), body)
+        read = await self._reading.read(request.scope["octavo.sender"], self.path_of(request), body)
         assert isinstance(read, ReadTexts)
         return TextInput(read.asked, read.params, [unpacked(prompt) for prompt in read.prompts])
 
@@ -148,14 +148,14 @@ class Context:
         Raises:
             OctavoError, ApiError: as `engine`, as `work`, and as BodyReader and ReadingProcesses.read.
         """
-        body = await self.bodies.read(request.scope["headers"], request.receive)
+        body = await self.bodies.read(request.scope, request.receive)
         if len(body) > LONG_BYTES:
             _ = self.engine
-            read = await self._reading.read(self.path_of(request), body)
+            read = await self._reading.read(request.scope["octavo.sender"], self.path_of(request), body)
             assert isinstance(read, ReadAnswer)
             answer = read.body
         else:
-            answer = await self.run(work, self.materials, body)
+            answer = await self.run(request, work, self.materials, body)
         return Response(answer, media_type="application/json")
 
     def path_of(self, request: Request) -> str:
@@ -212,7 +212,7 @@ class Context:
 
     def close(self) -> None:
         """Let the pool's threads and the processes that read end, and send the last spans."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.close()
         self._reading.close()
         if self.traces is not None:
             self.traces.close()

@@ -72,7 +72,7 @@ async def chat_completions(context: Context, request: Request) -> Response:
         generation, box = await begin()
         outputs = await generation.finish()
         # In the pool, because the text may be long, or made to be slow to parse.
-        completion = await context.run(_completion, answer, outputs[0], box)
+        completion = await context.run(request, _completion, answer, outputs[0], box)
         return Response(encode(completion), media_type="application/json")
 
     return await while_present(request, whole())
@@ -104,7 +104,7 @@ async def begin_chat(context: Context, request: Request, found: ChatInput) -> tu
     if prepared is None:
         materials = context.materials
         prepared = await context.run(
-            read_prompt, materials.prompts, chat, materials.formats, reading_of(chat), found.params
+            request, read_prompt, materials.prompts, chat, materials.formats, reading_of(chat), found.params
         )
     prompt, box, held = prepared
     salt = context.salt(request, chat.cache_salt)

@@ -81,8 +81,10 @@ async def _generate(context: Context, request: Request, found: TextInput) -> tup
     asked, params, read = found.asked, found.params, found.prompts
     if read is None:
         prompts = context.materials.prompts
-        is_soon = is_soon_read(asked)
-        read = read_texts(prompts, found) if is_soon else await context.run(read_texts, prompts, found)
+        if is_soon_read(asked):
+            read = read_texts(prompts, found)
+        else:
+            read = await context.run(request, read_texts, prompts, found)
     tokenizer = context.loop.engine.tokenizer
     answer = Answer(
         new_id("cmpl", request, asked.request_id),
@@ -91,7 +93,7 @@ async def _generate(context: Context, request: Request, found: TextInput) -> tup
         asked,
         params.n,
         LogprobWriter(tokenizer, asked.logprobs or 0, ids_as_tokens=bool(asked.return_tokens_as_token_ids)),
-        await context.run(_texts, tokenizer, read) if asked.echo else None,
+        await context.run(request, _texts, tokenizer, read) if asked.echo else None,
     )
     salt = context.salt(request, asked.cache_salt)
     generation = await context.generate(read, params, cache_salt=salt, priority=asked.priority or 0)
