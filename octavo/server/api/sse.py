@@ -103,7 +103,6 @@ class EventStream(Response):
         self._idle = idle
         self._write_error = write_error
         self._sent_s = 0.0
-        self._before = b""
         self._looks = looks or Deadlines(time_to_look(keep_alive_s, write_timeout_s))
         self._look_number = 0
         # What the client has not taken yet, and the prompts that have news for it.
@@ -130,8 +129,8 @@ class EventStream(Response):
             self._generation.abort()
 
     async def _send_all(self) -> None:
-        # Goes with the first event after it: until then, another replica may answer in place of this one.
-        self._before = self._writer.begin()
+        if before := self._writer.begin():
+            self._put(before)
         for stream, call in zip(self._generation.streams, self._calls, strict=True):
             stream.when_news(call)
         error = await self._ended
@@ -165,7 +164,6 @@ class EventStream(Response):
 
     def _put(self, events: bytes, *, more: bool = True) -> None:
         self._sent_s = time.monotonic()
-        events, self._before = self._before + events, b""
         self._sending = begun(self._write(events, more))
         if self._sending is not None:
             self._sending.add_done_callback(self._go_on)

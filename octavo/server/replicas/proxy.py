@@ -20,6 +20,8 @@ _HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"content-length"}
 )
 _NOT_SENT_ON = _HOP_BY_HOP | {HEADER, CLIENT_HEADER}
+# Their streams begin with events that tell nothing yet.
+_ANNOUNCED = ("/v1/responses", "/v1/messages")
 _FETCH_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 _REPORT_TIMEOUT = aiohttp.ClientTimeout(total=2.0)
 # No total limit: prefill may take long, and reports show whether the replica is alive.
@@ -150,7 +152,7 @@ class Link:
             headers = _kept(answer.raw_headers) + more
             begin = {"type": "http.response.start", "status": answer.status, "headers": headers}
             if answer.content_type == "text/event-stream":
-                await self._pump(answer, begin, flight, send)
+                await self._pump(answer, begin, asked.path, flight, send)
                 return True
             body = await answer.read()
             # Nothing breaks off what is complete.
@@ -180,9 +182,13 @@ class Link:
             timeout=timeout,
         )
 
-    async def _pump(self, answer: aiohttp.ClientResponse, begin: Message, flight: Flight, send: Send) -> None:
-        """Forward events. Until the first one is there, another replica may answer instead."""
+    async def _pump(
+        self, answer: aiohttp.ClientResponse, begin: Message, path: str, flight: Flight, send: Send
+    ) -> None:
+        """Forward events. Until there is one of the first token, another replica may answer instead."""
         piece = await answer.content.readany()
+        if path.startswith(_ANNOUNCED):
+            piece += await answer.content.readany()
         flight.note_first_byte()
         await send(begin)
         while piece:

@@ -118,7 +118,7 @@ def say(text: str) -> None:
 
 
 def leaving_signals() -> tuple[signal.Signals, ...]:
-    """Return the signals that ask a server to drain; SIGHUP, of a closed terminal, unless nohup ignores it."""
+    """Return the signals that ask a server to drain: SIGHUP too, unless nohup has it ignored."""
     is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return (signal.SIGTERM, signal.SIGINT) if is_ignored else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
