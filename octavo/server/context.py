@@ -21,6 +21,7 @@ from octavo.server.api.types import RequestId
 from octavo.server.auth import isolated_salt
 from octavo.server.config import ServerConfig
 from octavo.server.entry.bodies import BodyReader
+from octavo.server.errors import ApiError
 from octavo.server.generation import Generation
 from octavo.server.limits import Deadlines
 from octavo.server.loop.engine_loop import EngineLoop
@@ -169,6 +170,37 @@ class Context:
             return isolated_salt(holder, cache_salt or "")
         return cache_salt or ""
 
+    def check_room(self, num_completions: int) -> None:
+        """Check that a request for so many completions could be queued now.
+
+        Raises:
+            ApiError: 400, it never can be.
+            QueueFullError: not now.
+        """
+        most = self.config.max_num_queued_reqs
+        if num_completions > most:
+            raise ApiError(
+                400,
+                f"n times the number of prompts is {num_completions}, and the queue never holds more than "
+                f"{most}; ask for fewer at a time, or give the server a larger max_num_queued_reqs",
+                param="n",
+                code="too_many_completions",
+            )
+        self.loop.check_room(num_completions)
+
+    def _check_tokens(self, prompts: Sequence[TokenIds]) -> None:
+        most = self.config.max_num_queued_tokens
+        num_tokens = sum(len(prompt.listed) for prompt in prompts)
+        # A prompt alone is let into an empty queue.
+        if len(prompts) > 1 and num_tokens > most:
+            raise ApiError(
+                400,
+                f"the prompts have {num_tokens} tokens, and the queue never holds more than {most}; send "
+                "them one by one, or give the server a larger max_num_queued_tokens",
+                param="prompt",
+                code="too_many_tokens",
+            )
+
     async def generate(
         self, prompts: Sequence[TokenIds], params: SamplingParams, *, cache_salt: str, priority: int
     ) -> Generation:
@@ -176,7 +208,9 @@ class Context:
 
         Raises:
             OctavoError: as EngineLoop.submit.
+            ApiError: 400, together they are more than the queue ever holds.
         """
+        self._check_tokens(prompts)
         self.metrics.note_params(params)
         generation = Generation(prompts)
         try:
