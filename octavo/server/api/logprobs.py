@@ -18,7 +18,7 @@ from octavo.tokenizer import Tokenizer
 
 MAX_PROMPT_LOGPROBS = 1_000_000
 """Most log-probabilities of the prompts of one request, each a quarter of a kilobyte of memory."""
-MAX_LOGPROBS = 4_000_000
+MAX_LOGPROBS = 8_000_000
 """The same of its answers, if there are several."""
 
 Entry = dict[int, Logprob]

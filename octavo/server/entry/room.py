@@ -40,9 +40,9 @@ class Place:
 class Room:
     """Bounds what unfinished bodies hold together. For one event loop.
 
-    When there is no room for more, who holds most gives way: of that sender's bodies the one that has been
-    silent longest. So one sender may use all of it, several have equal shares, and a body that is on its way
-    is never refused for those that do not come.
+    When there is no room for more, who holds most gives way: of that sender's bodies the one with the most
+    bytes times seconds of silence. So one sender may use all of it, several have equal shares, and a body that
+    comes is not refused for those that do not.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -86,7 +86,8 @@ class Room:
         held: Counter[bytes] = Counter()
         for place in self._places:
             held[place.sender] += place.num_bytes
-        most = max(held.values())
-        return min(
-            (place for place in self._places if held[place.sender] == most), key=lambda place: place.heard_s
+        most, now = max(held.values()), time.monotonic()
+        return max(
+            (place for place in self._places if held[place.sender] == most),
+            key=lambda place: place.num_bytes * (now - place.heard_s),
         )
