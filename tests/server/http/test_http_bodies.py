@@ -86,16 +86,19 @@ def test_a_body_that_comes_is_never_ended_for_those_that_do_not(serve_tiny: Serv
     server = serve_tiny(**PATIENT)
     body = json.dumps({"prompt": [5], "max_tokens": 1}).encode().ljust(MAX_BODY_BYTES)
     head = f"POST {TEXT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    with Holder(server.config.port, address="127.0.0.2") as holder:
-        with socket.create_connection(("127.0.0.1", server.config.port), timeout=60) as connection:
-            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode())
-            # Slower than those of another sender, which begin anew whenever they are ended for a third one's.
-            for begin in range(0, len(body), 16 << 10):
-                before = len(holder.statuses)
-                connection.sendall(body[begin : begin + (16 << 10)])
-                ask(server.url, 100_000, times=1)
-                eventually(lambda before=before: len(holder.statuses) > before)  # type: ignore[misc]
-            assert connection.recv(100).startswith(b"HTTP/1.1 200")
+    where = ("127.0.0.1", server.config.port)
+    with (
+        Holder(server.config.port, address="127.0.0.2") as holder,
+        socket.create_connection(where, timeout=60) as connection,
+    ):
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode())
+        # Slower than those of another sender, which begin anew whenever they are ended for a third one's.
+        for begin in range(0, len(body), 16 << 10):
+            before = len(holder.statuses)
+            connection.sendall(body[begin : begin + (16 << 10)])
+            ask(server.url, 100_000, times=1)
+            eventually(lambda before=before: len(holder.statuses) > before)  # type: ignore[misc]
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
 
 
 def test_a_body_that_trickles_is_ended(serve_tiny: Serve) -> None:
