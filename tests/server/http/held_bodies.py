@@ -77,3 +77,13 @@ def ask(url: str, size: int, key: str = "", *, times: int = 5) -> list[tuple[int
         answer = httpx.post(url + TEXT, content=body, headers=headers, timeout=60)
         found.append((answer.status_code, time.monotonic() - begun))
     return found
+
+
+def assert_nobody_waits(port: int, attacker: str, honest: str) -> list[int]:
+    """Hold bodies with one key and ask with another; return how the held ones were answered."""
+    with Holder(port, attacker) as holder:
+        for size in (100, 40_000, 200_000):
+            for status, seconds in ask(f"http://127.0.0.1:{port}", size, honest):
+                assert status == 200
+                assert seconds < 20, "the held bodies are waited for"
+    return holder.statuses

@@ -50,7 +50,7 @@ def is_ready(url: str) -> bool:
         ("> >(true)", ()),
         (">&- 2>&-", ()),
         (">/dev/full", ("--restart",)),
-        ("> >(true)", ("--replicas=2",)),
+        pytest.param("> >(true)", ("--replicas=2",), marks=pytest.mark.slow),
     ],
 )
 def test_output_that_cannot_be_written_ends_no_server(
@@ -109,7 +109,9 @@ def test_sighup_lets_requests_finish(model_folder: Path, tmp_path: Path, options
             process.kill()
 
 
-@pytest.mark.parametrize("options", [(), ("--replicas=2",)], ids=["alone", "replicas"])
+@pytest.mark.parametrize(
+    "options", [(), pytest.param(("--replicas=2",), marks=pytest.mark.slow)], ids=["alone", "replicas"]
+)
 def test_a_server_that_ignores_sighup_stays(
     start: Callable[..., tuple[subprocess.Popen, str]], options: tuple[str, ...]
 ) -> None:

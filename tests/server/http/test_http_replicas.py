@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from held_bodies import MAX_BODY_BYTES, assert_nobody_waits
 from http_helpers import LiveServer, eventually, free_port, start_process
 from tiny_chat import write_model
 
@@ -34,6 +35,7 @@ class Served:
         command = ["serve", str(model), "--load-format", "dummy"]
         command += ["--replicas", "2", "--port", str(port), "--num-blocks", str(OPTIONS["num_blocks"])]
         command += ["--block-size", str(OPTIONS["block_size"]), *options]
+        command += ["--max-body-bytes", str(MAX_BODY_BYTES)]
         self.process = start_process(command, folder)
         self.slow = folder / "slow"
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
@@ -197,6 +199,10 @@ def test_the_front_lets_nobody_in_whom_a_server_would_not(served: Served) -> Non
     messages = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
     answer = served.http.post("/v1/messages", json=messages, headers={"X-Request-Id": "mine"})
     assert answer.headers.get_list("request-id") == answer.headers.get_list("x-request-id") == ["mine"]
+
+
+def test_unfinished_bodies_keep_nobody_out(served: Served) -> None:
+    assert set(assert_nobody_waits(served.http.base_url.port or 0, "", "")) == {429}
 
 
 def test_a_client_that_leaves_takes_its_request_along(served: Served) -> None:
