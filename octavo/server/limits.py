@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from starlette.requests import Request
+from starlette.types import Send
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Found = TypeVar("Found")
@@ -168,3 +169,16 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Found]) -> Fou
         return await presence.unless_gone(work)
     finally:
         presence.close()
+
+
+async def send_body(send: Send, piece: bytes, timeout_s: float, *, more: bool) -> None:
+    """Send a piece of an answer's body.
+
+    Raises:
+        ClientGoneError: the client did not read in time.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            await send({"type": "http.response.body", "body": piece, "more_body": more})
+    except TimeoutError:
+        raise ClientGoneError from None

@@ -8,7 +8,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from octavo.server.limits import ClientGoneError, presence_of
+from octavo.server.limits import presence_of, send_body
 
 _PIECE_BYTES = 64 << 10
 # Stands for a part. JSON never holds this byte.
@@ -72,14 +72,7 @@ class _PiecedResponse(Response):
         for piece in self._pieces:
             held += piece
             if len(held) >= _PIECE_BYTES:
-                await self._write(send, bytes(held), more=True)
+                await send_body(send, bytes(held), self._write_timeout_s, more=True)
                 held.clear()
                 await asyncio.sleep(0)
-        await self._write(send, bytes(held), more=False)
-
-    async def _write(self, send: Send, piece: bytes, *, more: bool) -> None:
-        try:
-            async with asyncio.timeout(self._write_timeout_s):
-                await send({"type": "http.response.body", "body": piece, "more_body": more})
-        except TimeoutError:
-            raise ClientGoneError from None
+        await send_body(send, bytes(held), self._write_timeout_s, more=False)

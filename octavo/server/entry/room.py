@@ -41,8 +41,8 @@ class Room:
     """Bounds what unfinished bodies hold together. For one event loop.
 
     When there is no room for more, who holds most gives way: of that sender's bodies the one with the most
-    bytes times seconds of silence. So one sender may use all of it, several have equal shares, and a body that
-    comes is not refused for those that do not.
+    bytes times seconds of silence. So one sender may use all of it, several have equal shares, and a body
+    that comes is not refused for those that do not.
     """
 
     def __init__(self, max_bytes: int) -> None:

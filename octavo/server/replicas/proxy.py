@@ -1,6 +1,5 @@
 """Forwards a request to one replica and streams the response back."""
 
-import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from yarl import URL
 
 from octavo.router import Flight, Marks, Report
 from octavo.router.marks import HEADER
-from octavo.server.limits import ClientGoneError, Stop
+from octavo.server.limits import Stop, send_body
 from octavo.server.replicas.last_words import EVENT_END, last_words
 from octavo.server.replicas.paths import CLIENT_HEADER, REPORT_PATH
 
@@ -137,7 +136,7 @@ class Link:
                 raise
             flight.replica.hear(None)
             # It may have died in the middle of an event.
-            await self._write(send, EVENT_END + last_words(asked.path), more=False)
+            await send_body(send, EVENT_END + last_words(asked.path), self._write_timeout_s, more=False)
             return True
         finally:
             self._stops.discard(stop)
@@ -192,16 +191,9 @@ class Link:
         flight.note_first_byte()
         await send(begin)
         while piece:
-            await self._write(send, piece, more=True)
+            await send_body(send, piece, self._write_timeout_s, more=True)
             piece = await answer.content.readany()
-        await self._write(send, b"", more=False)
-
-    async def _write(self, send: Send, piece: bytes, *, more: bool) -> None:
-        try:
-            async with asyncio.timeout(self._write_timeout_s):
-                await send({"type": "http.response.body", "body": piece, "more_body": more})
-        except TimeoutError:
-            raise ClientGoneError from None
+        await send_body(send, b"", self._write_timeout_s, more=False)
 
 
 def _url(path: str) -> URL:
