@@ -45,8 +45,9 @@ class Turns:
         except BaseException:
             self._end(sender)
             raise
-        running.add_done_callback(partial(self._note_end, events, sender))
-        return await asyncio.wrap_future(running)
+        found: asyncio.Future[Found] = events.create_future()
+        running.add_done_callback(partial(self._note_end, found, sender))
+        return await found
 
     def make_room(self, sender: bytes, max_unfinished: int) -> None:
         """Bound how much is unfinished: who has most of what waits loses the latest piece.
@@ -62,7 +63,9 @@ class Turns:
             raise too_many_bodies()
         turn = self._waiting[loser][-1]
         self._forget(loser, turn)
-        turn.set_exception(too_many_bodies())
+        if not turn.done():
+            # Its client has not left just now.
+            turn.set_exception(too_many_bodies())
 
     def start(self, work: Callable[[], Found]) -> Future[Found]:
         """Run work of the server's own, for which nobody waits."""
@@ -114,10 +117,21 @@ class Turns:
                 self._running[sender] += 1
                 turn.set_result(None)
 
-    def _note_end(self, events: asyncio.AbstractEventLoop, sender: bytes, _: object) -> None:
+    def _note_end(self, found: "asyncio.Future[Found]", sender: bytes, ended: "Future[Found]") -> None:
         # A loop that is closed has nobody who waits.
         with suppress(RuntimeError):
-            events.call_soon_threadsafe(self._end, sender)
+            found.get_loop().call_soon_threadsafe(self._finish, found, sender, ended)
+
+    def _finish(self, found: "asyncio.Future[Found]", sender: bytes, ended: "Future[Found]") -> None:
+        self._end(sender)
+        if found.done():
+            return
+        if ended.cancelled():
+            found.cancel()
+        elif (error := ended.exception()) is not None:
+            found.set_exception(error)
+        else:
+            found.set_result(ended.result())
 
     def _end(self, sender: bytes) -> None:
         self._running[sender] -= 1
