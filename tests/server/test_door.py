@@ -1,13 +1,14 @@
 """Who a request comes from, as far as shares and turns are concerned."""
 
 import asyncio
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 from octavo.server.config import ServerConfig
 from octavo.server.entry.door import Door
-from octavo.server.entry.room import Place, Room
+from octavo.server.entry.room import Place, Room, Shelf
 from octavo.server.errors import ApiError
 from octavo.server.replicas.told import ToldApp
 
@@ -73,3 +74,19 @@ def test_room_is_taken_from_who_holds_most() -> None:
     for place in places:
         room.leave(place)
     assert (room._num_bytes, room._places) == (0, {})
+
+
+def test_whole_bodies_of_one_sender_leave_room_for_others() -> None:
+    shelf, size = Shelf(10 << 20), 1 << 20
+    with ExitStack() as held:
+        for sender, most in ((b"a", 5), (b"b", 3), (b"c", 1)):
+            for _ in range(most):
+                held.enter_context(shelf.hold(sender, size))
+            with pytest.raises(ApiError) as refused:
+                held.enter_context(shelf.hold(sender, size))
+            assert refused.value.status == 429
+            # Small ones pass whatever large ones hold.
+            for _ in range(1000):
+                held.enter_context(shelf.hold(sender, 64 << 10))
+        held.enter_context(shelf.hold(b"d", size))
+    assert not shelf._held

@@ -1,7 +1,9 @@
-"""What unfinished bodies hold, shared among those who send them."""
+"""What bodies hold, shared among those who send them."""
 
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from octavo.server.errors import too_many_bodies
 from octavo.server.limits import Stop
@@ -10,6 +12,8 @@ from octavo.server.limits import Stop
 _MAX_BODIES = 2048
 # A body is heard of whenever this part of the room has come, so that a byte now and then does not count.
 _PART = 4096
+# As many of these as there are connections do no harm.
+_SMALL_BYTES = 64 << 10
 
 
 class Place:
@@ -91,3 +95,32 @@ class Room:
             (place for place in self._places if held[place.sender] == most),
             key=lambda place: place.num_bytes * (now - place.heard_s),
         )
+
+
+class Shelf:
+    """Bounds what whole bodies hold while others work on their answers. For one event loop.
+
+    A sender may hold as much as is left for others, so that there is always some left.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._held: Counter[bytes] = Counter()
+
+    @contextmanager
+    def hold(self, sender: bytes, num_bytes: int) -> Iterator[None]:
+        """Hold a body meanwhile; small ones do not count.
+
+        Raises:
+            ApiError: 429, the sender holds too much.
+        """
+        counted = num_bytes if num_bytes > _SMALL_BYTES else 0
+        if counted and self._held[sender] + counted > self._max_bytes - self._held.total():
+            raise too_many_bodies()
+        self._held[sender] += counted
+        try:
+            yield
+        finally:
+            self._held[sender] -= counted
+            if not self._held[sender]:
+                del self._held[sender]

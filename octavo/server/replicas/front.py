@@ -18,6 +18,7 @@ from octavo.server.config import ServerConfig
 from octavo.server.entry.answer import Answer, Body
 from octavo.server.entry.bodies import BodyReader
 from octavo.server.entry.door import Door
+from octavo.server.entry.room import Shelf
 from octavo.server.errors import ApiError, as_api_error
 from octavo.server.limits import ClientGoneError, unless_gone
 from octavo.server.replicas.metrics import CONTENT_TYPE, RouterMetrics, merged
@@ -26,6 +27,8 @@ from octavo.server.replicas.proxy import Asked, Headers, Link, ReplicaSilentErro
 REFRESH_S = 1.0
 # A replica that is down is polled more often, as it may return at any moment.
 _RETRY_S = 0.2
+# Bodies are kept for another replica; all together may take this many times the largest.
+_NUM_LARGE_BODIES = 64
 # So many reports in a row that do not come, and a replica is down: ten seconds.
 _MAX_SILENCES = 4
 _JSON = [(b"content-type", b"application/json")]
@@ -76,6 +79,7 @@ class Front:
         self._config = config
         self._door = Door(config)
         self._bodies = BodyReader(config)
+        self._shelf = Shelf(config.max_body_bytes * _NUM_LARGE_BODIES)
         self._links = {
             replica.name: Link(socket, config.write_timeout_s)
             for replica, socket in zip(self.fleet.replicas, sockets, strict=True)
@@ -143,7 +147,8 @@ class Front:
             return await self._say_metrics(asked, send)
         if path == "/live":
             return await self._show(scope, asked, receive, send)
-        await unless_gone(receive, self._route(asked, send))
+        with self._shelf.hold(scope["octavo.sender"], len(asked.body)):
+            await unless_gone(receive, self._route(asked, send))
 
     async def _read(self, scope: Scope, path: str, receive: Receive) -> Asked:
         headers: Headers = list(scope["headers"])
