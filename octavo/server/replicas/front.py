@@ -101,8 +101,6 @@ class Front:
             try:
                 replica.hear(await link.report())
                 num_silences = 0
-            except (aiohttp.ClientError, msgspec.DecodeError):
-                replica.hear(None)
             except TimeoutError:
                 # A slow replica keeps its last report for a while. A clock would not do: this process may
                 # have been stopped itself.
@@ -110,6 +108,8 @@ class Front:
                 if num_silences >= _MAX_SILENCES:
                     replica.hear(None)
                     link.break_off()
+            except (aiohttp.ClientError, msgspec.DecodeError):
+                replica.hear(None)
             await asyncio.sleep(REFRESH_S if replica.is_ready else _RETRY_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
