@@ -8,6 +8,7 @@ OctavoError
 |   |-- PromptError                       a prompt is empty, of the wrong type or holds unknown ids
 |   |   `-- RequestTooLongError           a prompt can never fit the model or the KV cache
 |   `-- ChatTemplateError                 a chat template is missing, fails or is too costly
+|       `-- TemplateProcessError          not its fault: its process is stopped, killed or does not start
 |-- ModelError                            the model cannot be used
 |   |-- ModelNotFoundError                no such folder, file, embedded model or hub id
 |   |-- UnsupportedModelError             architecture, quantisation or option that Octavo does not have
@@ -56,6 +57,10 @@ class RequestTooLongError(PromptError):
 
 class ChatTemplateError(InvalidArgumentError):
     """A chat template is missing, fails, or exceeds its time or size bound."""
+
+
+class TemplateProcessError(ChatTemplateError):
+    """The process that renders chat templates was stopped or killed, or does not start: try again."""
 
 
 class ModelError(OctavoError):

@@ -207,9 +207,11 @@ def run(arguments: Sequence[str] | None) -> None:
         SystemExit: with the exit code, unless it is 0.
     """
     try:
-        prepare_streams()
+        arguments = list(sys.argv[1:] if arguments is None else arguments)
+        # A server answers on sockets.
+        prepare_streams(needs_output=arguments[:1] != ["serve"])
         app(
-            list(sys.argv[1:] if arguments is None else arguments),
+            arguments,
             exit_on_error=False,
             print_error=False,
             result_action="return_none",

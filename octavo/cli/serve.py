@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from octavo.cli.interrupts import raise_on_interrupt
 from octavo.cli.leaving import leave_at_once
+from octavo.cli.streams import say
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, EngineDeadError, EngineError, OctavoError
 from octavo.install_hint import install_extra
@@ -68,7 +69,7 @@ def _serve_front(config: EngineConfig, role: "Role") -> None:
     def tell_ready() -> None:
         where = f"{role.config.served_model_name or config.model} is served at {url_of(role.config)}"
         seconds = time.monotonic() - begun
-        print(f"octavo: {where} by {len(role.sockets)} replicas, ready after {seconds:.1f} s", flush=True)
+        say(f"octavo: {where} by {len(role.sockets)} replicas, ready after {seconds:.1f} s")
 
     leave_at_once()
     asyncio.run(serve_front(role.config, role.sockets, tell_ready))
@@ -93,7 +94,7 @@ def _serve(
             if news == READY and not is_replica:
                 seconds = time.monotonic() - begun
                 where = f"{gate.context.model} is served at {url_of(server)}"
-                print(f"octavo: {where}, ready after {seconds:.1f} s", flush=True)
+                say(f"octavo: {where}, ready after {seconds:.1f} s")
 
         leave_at_once()
         try:

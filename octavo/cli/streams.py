@@ -12,20 +12,23 @@ from typing import TextIO
 from octavo.errors import PromptError
 
 
-def prepare_streams() -> None:
+def prepare_streams(*, needs_output: bool = True) -> None:
     """Prepare the standard streams.
 
-    A closed standard input becomes empty; a closed standard error drops what it gets. Characters that an
+    A closed standard input becomes empty; a closed standard error drops what it gets, and so does a closed
+    standard output of a command that does not need it. Characters that an
     output's encoding lacks are written as escapes. Invalid bytes in the input become lone surrogates, which
     the commands refuse.
 
     Raises:
-        OSError: standard output is closed.
+        OSError: standard output is closed, and needed.
     """
     if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: SIM115
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None and not needs_output:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if sys.stdout is None:
         raise OSError(errno.EBADF, "closed")
     for stream, errors in (
@@ -51,6 +54,14 @@ def check_text(texts: Iterable[str], place: str, encoding: str) -> None:
     for number, text in enumerate(texts, start=1):
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise PromptError(f"text {number} of {place} must be {encoding} text, got {text!a}")
+
+
+def say(line: str) -> None:
+    """Print a line that nobody has to read: where it cannot be written, all output is dropped."""
+    try:
+        print(line, flush=True)
+    except OSError:
+        drop_output()
 
 
 def drop_output() -> None:

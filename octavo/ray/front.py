@@ -13,8 +13,10 @@ from octavo.errors import NotReadyError
 from octavo.router import Marks, read_marks
 from octavo.router.marks import HEADER
 from octavo.server.config import ServerConfig
+from octavo.server.entry.bodies import BodyReader
+from octavo.server.entry.door import Door
 from octavo.server.errors import ApiError, as_api_error
-from octavo.server.limits import BodyReader, ClientGoneError
+from octavo.server.limits import ClientGoneError
 from octavo.server.replicas.last_words import EVENT_END, last_words
 
 # Ray lets requests wait for a replica; /health does not wait longer than this.
@@ -33,6 +35,7 @@ class Front:
 
     def __init__(self, server: ServerConfig, replicas: DeploymentHandle) -> None:
         self._isolates = server.cache_isolation == "key"
+        self._door = Door(server)
         self._bodies = BodyReader(server)
         self._replicas = replicas.options(stream=True, method_name="answer")
 
@@ -53,10 +56,12 @@ class Front:
         scope, path = request.scope, request.url.path
         headers: Headers = [(name, value) for name, value in scope["headers"] if name != HEADER]
         body = b""
+        self._door.check(scope, path, dict(scope["headers"]))
         if request.method not in ("GET", "HEAD", "OPTIONS"):
-            body = await self._bodies.read(headers, request.receive)
+            body = await self._bodies.read(scope, request.receive)
         marks = await read_marks(path, headers, body, isolates=self._isolates)
         kept = {name: scope[name] for name in ("type", "method", "path", "query_string", "http_version")}
+        kept["client"] = scope.get("client")
         return {**kept, "headers": headers}, body, marks
 
     async def _check_health(self, parts: Parts) -> Response:

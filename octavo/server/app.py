@@ -1,38 +1,32 @@
 """The application: routes, and the gate that every request passes."""
 
 import logging
-import random
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
-from operator import attrgetter
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.server.api import health, models, openapi, tokenize
-from octavo.server.api.anthropic.output import error_body
 from octavo.server.api.anthropic.route import count_tokens, messages
 from octavo.server.api.chat import chat_completions
 from octavo.server.api.completions import completions
 from octavo.server.api.responses.route import responses
-from octavo.server.api.types import RequestId
-from octavo.server.auth import KeyRing
 from octavo.server.config import ServerConfig
 from octavo.server.context import Context
+from octavo.server.entry.answer import Answer, Body
+from octavo.server.entry.door import Door
 from octavo.server.errors import ApiError, as_api_error
 from octavo.server.limits import ClientGoneError, presence_of
-from octavo.server.live.routes import PAGE_PATHS, page_routes
+from octavo.server.live.routes import page_routes
 from octavo.server.loop.engine_loop import EngineLoop
 
 logger = logging.getLogger("octavo.server")
 
 Endpoint = Callable[[Context, Request], Awaitable[Response]]
-Headers = Mapping[bytes, bytes]
 
 ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/v1/chat/completions", chat_completions),
@@ -62,9 +56,6 @@ _LACKING = {
 }
 # Probes, which come every few seconds.
 _PROBED_PATHS = frozenset({"/health", "/ping", "/ready", "/load", "/metrics"})
-_ANTHROPIC_PATHS = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
-_OPEN_PATHS = frozenset({"/health", "/ping", "/ready", *PAGE_PATHS})
-_LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
 def make_app(loop: EngineLoop, config: ServerConfig, model: str, num_restarts: int = 0) -> "Gate":
@@ -83,7 +74,7 @@ def make_app(loop: EngineLoop, config: ServerConfig, model: str, num_restarts: i
     routes = [Route(path, _bound(endpoint, context), methods=[method]) for method, path, endpoint in ROUTES]
     routes += page_routes(loop)
     posted = {path: endpoint for method, path, endpoint in ROUTES if method == "POST"}
-    return Gate(Router(routes, redirect_slashes=False), posted, context, KeyRing(config.read_keys()))
+    return Gate(Router(routes, redirect_slashes=False), posted, context)
 
 
 def _bound(endpoint: Endpoint, context: Context) -> Callable[[Request], Awaitable[Response]]:
@@ -101,27 +92,22 @@ class Gate:
         num_open: requests whose answers are not complete.
     """
 
-    def __init__(self, app: ASGIApp, posted: Mapping[str, Endpoint], context: Context, keys: KeyRing) -> None:
+    def __init__(self, app: ASGIApp, posted: Mapping[str, Endpoint], context: Context) -> None:
         """Make the gate.
 
         Args:
             app: answers all but what is posted to the paths of `posted`.
             posted: endpoints by path, without the detour over starlette's router.
             context: what the endpoints share.
-            keys: of the clients.
+
+        Raises:
+            ConfigError: the keys cannot be read.
         """
         self._app = app
         self._posted = posted
-        self._keys = keys
+        self._door = Door(context.config)
         self.context = context
         self.num_open = 0
-        # The system's own random numbers (uuid4) would give the interpreter to another thread for each.
-        self._ids = random.Random()
-        config = context.config
-        self._open_paths = _OPEN_PATHS | ({"/metrics"} if config.public_metrics else set())
-        self._hosts = _LOCAL_HOSTS | {config.host.lower(), *(host.lower() for host in config.allowed_hosts)}
-        # Without a key, a page in a browser could reach a local server under its own name (DNS rebinding).
-        self._checks_host = config.is_local and not keys and "*" not in config.allowed_hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -132,14 +118,14 @@ class Gate:
         begun = time.monotonic()
         path = scope["path"].removeprefix(self.context.config.root_path)
         headers = dict(scope["headers"])
-        body = _Body(headers, receive)
-        answer = _Answer(send, scope, body, error_body if path in _ANTHROPIC_PATHS else attrgetter("body"))
+        body = Body(headers, receive)
+        answer = _Answer(send, scope, path, body)
         scope["octavo.send"] = send
         traces = self.context.traces
         trace = None if traces is None else traces.begin(scope, path)
         self.num_open += 1
         try:
-            self._check(scope, path, headers)
+            self._door.check(scope, path, headers)
             endpoint = self._posted.get(path) if scope["method"] == "POST" else None
             if endpoint is None:
                 await self._app(scope, body.receive, answer.send)
@@ -162,37 +148,7 @@ class Gate:
         if self.context.config.access_log and (path not in _PROBED_PATHS or answer.status >= 400):
             self._log(scope, answer.status, time.monotonic() - begun)
 
-    def _check(self, scope: Scope, path: str, headers: Headers) -> None:
-        """Return who asks, if the host and the key are right.
-
-        Raises:
-            ApiError: 401 no valid key, 403 another server's name.
-        """
-        scope["octavo.request_id"] = self._request_id(headers.get(b"x-request-id"))
-        scope["octavo.holder"] = None
-        if self._checks_host and _host(headers.get(b"host", b"")) not in self._hosts:
-            raise ApiError(
-                403, "this server does not answer to that Host; see allowed_hosts", code="wrong_host"
-            )
-        if self._keys:
-            scope["octavo.holder"] = self._keys.holder(headers)
-            if scope["octavo.holder"] is None and path not in self._open_paths:
-                raise ApiError(
-                    401,
-                    "expected a valid API key in the header Authorization: Bearer KEY, or x-api-key: KEY",
-                    type="authentication_error",
-                    code="invalid_api_key",
-                    headers={"WWW-Authenticate": "Bearer"},
-                )
-
-    def _request_id(self, given: bytes | None) -> str:
-        """Return the client's id if it is one, else a new one."""
-        if given is not None:
-            with suppress(UnicodeDecodeError, msgspec.ValidationError):
-                return msgspec.convert(given.decode("ascii"), RequestId)
-        return f"{self._ids.getrandbits(128):032x}"
-
-    async def _fail(self, error: Exception, answer: "_Answer") -> None:
+    async def _fail(self, error: Exception, answer: Answer) -> None:
         found = as_api_error(error)
         if found.status == 500:
             # A message might contain a prompt; the places in the code do not.
@@ -213,72 +169,22 @@ class Gate:
         )
 
 
-class _Body:
-    """A request's body.
+class _Answer(Answer):
+    """One client's answer, with starlette's own errors in our form."""
 
-    Attributes:
-        is_read: nothing of it is left on the connection, which may carry further requests.
-    """
-
-    def __init__(self, headers: Headers, receive: Receive) -> None:
-        self._receive = receive
-        self.is_read = b"transfer-encoding" not in headers and headers.get(b"content-length", b"0") == b"0"
-
-    async def receive(self) -> Message:
-        message = await self._receive()
-        if message["type"] == "http.request" and not message.get("more_body", False):
-            self.is_read = True
-        return message
-
-
-class _Answer:
-    """One client's answer, with the headers that every answer has.
-
-    Attributes:
-        status: once it is sent; 499 if the client left before.
-        has_begun: the status was sent.
-    """
-
-    def __init__(
-        self, send: Send, scope: Scope, request: _Body, write_error: Callable[[ApiError], bytes]
-    ) -> None:
-        self._send = send
-        self._scope = scope
-        self._request = request
-        self._write_error = write_error
-        self.status = 0
-        self.has_begun = False
-        self._is_replaced = False
+    _is_replaced = False
 
     async def send(self, message: Message) -> None:
-        """Send a message; complete the first one's headers, and give starlette's own errors our form."""
+        """Send a message."""
         if message["type"] == "http.response.start":
             status = message["status"]
             if status in (404, 405) and b"application/json" not in dict(message["headers"]).values():
                 await self.send_error(_no_route(self._scope, status))
+                self._is_replaced = True
                 return
-            self.status, self.has_begun = status, True
-            request_id = self._scope.get("octavo.request_id", "")
-            message["headers"] = [
-                *message["headers"],
-                (b"x-request-id", request_id.encode()),
-                (b"x-content-type-options", b"nosniff"),
-            ]
-            if not self._request.is_read:
-                # What is left of the body would be taken for the next request.
-                message["headers"].append((b"connection", b"close"))
         elif self._is_replaced:
             return
-        await self._send(message)
-
-    async def send_error(self, error: ApiError) -> None:
-        """Send an error."""
-        body = self._write_error(error)
-        headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
-        listed = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-        await self.send({"type": "http.response.start", "status": error.status, "headers": listed})
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
-        self._is_replaced = True
+        await super().send(message)
 
 
 def _no_route(scope: Scope, status: int) -> ApiError:
@@ -290,11 +196,3 @@ def _no_route(scope: Scope, status: int) -> ApiError:
     path = scope["path"]
     why = next((f"; {why}" for begin, why in _LACKING.items() if path.startswith(begin)), "")
     return ApiError(404, f"there is no route {path[:200]!r}{why}", code="not_found")
-
-
-def _host(header: bytes) -> str:
-    """Return the host of a Host header, without its port."""
-    text = header.decode("latin-1").lower()
-    if text.startswith("["):
-        return text.partition("]")[0] + "]"
-    return text.partition(":")[0]

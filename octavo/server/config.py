@@ -41,6 +41,7 @@ class ServerConfig:
         max_body_bytes: largest request body.
         max_body_values: most values of JSON in a body, by its commas. Prompts of more token ids need more.
         body_timeout_s: how long a client may take to send a body.
+        min_body_bytes_per_s: how fast a body must come, judged over 10 s each; 0: as slowly as it likes.
         queue_timeout_s: how long a request may wait for admission; 0: for ever.
         write_timeout_s: how long a client may leave a streamed event unread.
         sse_keep_alive_s: idle time after which a stream gets a comment; 0: never.
@@ -85,6 +86,7 @@ class ServerConfig:
     max_body_bytes: int = 8 << 20
     max_body_values: int = 200_000
     body_timeout_s: float = 30.0
+    min_body_bytes_per_s: int = 4096
     queue_timeout_s: float = 60.0
     write_timeout_s: float = 120.0
     sse_keep_alive_s: float = 15.0
@@ -104,6 +106,7 @@ class ServerConfig:
         _in_range("port", self.port, 0, 65535)
         for name in ("max_num_queued_reqs", "max_num_queued_tokens", "max_body_bytes", "max_body_values"):
             _in_range(name, getattr(self, name), 1, 2**40)
+        _in_range("min_body_bytes_per_s", self.min_body_bytes_per_s, 0, 2**40)
         _in_range("max_restarts", self.max_restarts, 0, 1000)
         _in_range("replicas", self.replicas, 1, 256)
         for name in ("body_timeout_s", "write_timeout_s", "step_deadline_s", "restart_window_s"):

@@ -1,12 +1,10 @@
 """What all endpoints share: the engine, the options, a pool for slow work, counters."""
 
-import asyncio
 import functools
 import importlib
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,8 +21,10 @@ from octavo.server.api.sse import EventStream, EventWriter, time_to_look
 from octavo.server.api.types import RequestId
 from octavo.server.auth import isolated_salt
 from octavo.server.config import ServerConfig
+from octavo.server.entry.bodies import BodyReader
+from octavo.server.errors import ApiError
 from octavo.server.generation import Generation
-from octavo.server.limits import BodyReader, Deadlines
+from octavo.server.limits import Deadlines
 from octavo.server.loop.engine_loop import EngineLoop
 from octavo.server.metrics import Metrics
 from octavo.server.parsing.formats import ModelFormats, formats_of
@@ -32,6 +32,7 @@ from octavo.server.reading.forms import Outline, ReadAnswer, ReadChat, ReadTexts
 from octavo.server.reading.input import ChatInput, Materials, TextInput
 from octavo.server.reading.kinds import CHATS
 from octavo.server.reading.processes import LONG_BYTES, ReadingProcesses
+from octavo.server.reading.turns import Turns
 from octavo.server.replicas.told import note_prompts
 from octavo.server.tracing import Traces, note_generation
 
@@ -74,12 +75,12 @@ class Context:
         self._numbers = itertools.count()
         self._queue_deadlines = Deadlines(config.queue_timeout_s)
         self._looks = Deadlines(time_to_look(config.sse_keep_alive_s, config.write_timeout_s))
-        self._pool = ThreadPoolExecutor(_POOL_THREADS, thread_name_prefix="octavo-read")
+        self._pool = Turns(_POOL_THREADS, "octavo-read")
         self._reading = ReadingProcesses(self._outline)
 
-    async def run(self, work: Callable[..., Found], *arguments: object) -> Found:
-        """Run slow work in the pool."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
+    async def run(self, request: Request, work: Callable[..., Found], *arguments: object) -> Found:
+        """Run slow work for a request in the pool, whose threads the senders of requests use in turns."""
+        return await self._pool.run(request.scope["octavo.sender"], work, *arguments)
 
     @property
     def engine(self) -> Engine:
@@ -105,8 +106,8 @@ class Context:
             QueueFullError: no request could be queued now.
             ApiError, ClientGoneError: as BodyReader.read.
         """
-        headers, check = request.scope["headers"], functools.partial(self.loop.check_room, 1)
-        return await self.bodies.read(headers, request.receive, before_small=check)
+        check = functools.partial(self.loop.check_room, 1)
+        return await self.bodies.read(request.scope, request.receive, before_small=check)
 
     @property
     def materials(self) -> Materials:
@@ -139,7 +140,7 @@ class Context:
         """
         materials, path = self.materials, self.path_of(request)
         self.loop.check_room(1)
-        read = await self._reading.read(path, body)
+        read = await self._reading.read(request.scope["octavo.sender"], path, body)
         assert isinstance(read, ReadChat)
         asked = msgspec.json.decode(read.asked, type=CHATS[path][0])
         prepared = unpacked(read.prompt), read.tools.box(materials.formats), read.held
@@ -149,7 +150,7 @@ class Context:
         """Read a long body that asks for completions likewise. Raises as `read_long_chat`."""
         _ = self.engine
         self.loop.check_room(1)
-        read = await self._reading.read(self.path_of(request), body)
+        read = await self._reading.read(request.scope["octavo.sender"], self.path_of(request), body)
         assert isinstance(read, ReadTexts)
         return TextInput(read.asked, read.params, [unpacked(prompt) for prompt in read.prompts])
 
@@ -159,14 +160,14 @@ class Context:
         Raises:
             OctavoError, ApiError: as `engine`, as `work`, and as BodyReader and ReadingProcesses.read.
         """
-        body = await self.bodies.read(request.scope["headers"], request.receive)
+        body = await self.bodies.read(request.scope, request.receive)
         if len(body) > LONG_BYTES:
             _ = self.engine
-            read = await self._reading.read(self.path_of(request), body)
+            read = await self._reading.read(request.scope["octavo.sender"], self.path_of(request), body)
             assert isinstance(read, ReadAnswer)
             answer = read.body
         else:
-            answer = await self.run(work, self.materials, body)
+            answer = await self.run(request, work, self.materials, body)
         return Response(answer, media_type="application/json")
 
     def path_of(self, request: Request) -> str:
@@ -180,6 +181,37 @@ class Context:
             return isolated_salt(holder, cache_salt or "")
         return cache_salt or ""
 
+    def check_room(self, num_completions: int) -> None:
+        """Check that a request for so many completions could be queued now.
+
+        Raises:
+            ApiError: 400, it never can be.
+            QueueFullError: not now.
+        """
+        most = self.config.max_num_queued_reqs
+        if num_completions > most:
+            raise ApiError(
+                400,
+                f"n times the number of prompts is {num_completions}, and the queue never holds more than "
+                f"{most}; ask for fewer at a time, or give the server a larger max_num_queued_reqs",
+                param="n",
+                code="too_many_completions",
+            )
+        self.loop.check_room(num_completions)
+
+    def _check_tokens(self, prompts: Sequence[TokenIds]) -> None:
+        most = self.config.max_num_queued_tokens
+        num_tokens = sum(len(prompt.listed) for prompt in prompts)
+        # A prompt alone is let into an empty queue.
+        if len(prompts) > 1 and num_tokens > most:
+            raise ApiError(
+                400,
+                f"the prompts have {num_tokens} tokens, and the queue never holds more than {most}; send "
+                "them one by one, or give the server a larger max_num_queued_tokens",
+                param="prompt",
+                code="too_many_tokens",
+            )
+
     async def generate(
         self, prompts: Sequence[TokenIds], params: SamplingParams, *, cache_salt: str, priority: int
     ) -> Generation:
@@ -187,7 +219,9 @@ class Context:
 
         Raises:
             OctavoError: as EngineLoop.submit.
+            ApiError: 400, together they are more than the queue ever holds.
         """
+        self._check_tokens(prompts)
         self.metrics.note_params(params)
         generation = Generation(prompts)
         try:
@@ -223,7 +257,7 @@ class Context:
 
     def close(self) -> None:
         """Let the pool's threads and the processes that read end, and send the last spans."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.close()
         self._reading.close()
         if self.traces is not None:
             self.traces.close()

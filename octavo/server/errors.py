@@ -16,6 +16,7 @@ from octavo.errors import (
     PromptError,
     QueueFullError,
     RequestTooLongError,
+    TemplateProcessError,
 )
 
 _FIELD = re.compile(r"[a-z][a-z0-9_]*")
@@ -90,7 +91,7 @@ def as_api_error(error: BaseException) -> ApiError:
         return error
     if isinstance(error, QueueFullError):
         return _try_later(429, str(error), "rate_limit_exceeded", error.retry_after_s)
-    if isinstance(error, NotReadyError):
+    if isinstance(error, NotReadyError | TemplateProcessError):
         return _try_later(503, str(error), "not_ready", 1.0)
     if isinstance(error, RequestTooLongError):
         return ApiError(400, str(error), code="context_length_exceeded")

@@ -1,4 +1,4 @@
-"""Limits on what a client sends and on its time, and the end of its work when it leaves."""
+"""Limits on a client's time, and the end of its work when it leaves."""
 
 import asyncio
 import time
@@ -7,17 +7,10 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from starlette.requests import Request
-
-from octavo.server.config import ServerConfig
-from octavo.server.errors import ApiError, too_many_bodies
+from starlette.types import Send
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Found = TypeVar("Found")
-
-# All bodies together may take this many times the largest.
-_NUM_LARGE_BODIES = 32
-# Such a body comes along with its headers.
-_SMALL_BYTES = 8 << 10
 
 
 class ClientGoneError(Exception):
@@ -74,95 +67,6 @@ class Deadlines:
         call = self._due.pop(number, None)
         if call is not None:
             call()
-
-
-class BodyReader:
-    """Reads the bodies of requests, with limits on one of them, on all together and on time."""
-
-    def __init__(self, config: ServerConfig) -> None:
-        self._max_bytes = config.max_body_bytes
-        self._max_values = config.max_body_values
-        self._timeout_s = config.body_timeout_s
-        self._deadlines = Deadlines(config.body_timeout_s)
-        self._num_bytes = 0
-
-    async def read(
-        self,
-        headers: list[tuple[bytes, bytes]],
-        receive: Receive,
-        before_small: Callable[[], None] = lambda: None,
-    ) -> bytes:
-        """Return a body of JSON.
-
-        Args:
-            headers: of the request, names in lower case.
-            receive: gives the body's pieces.
-            before_small: may refuse a request before a small body is read, which takes two changes of thread:
-                they are slow while the engine works. The client of a longer one may still be sending it, and
-                would not see an answer.
-
-        Raises:
-            ApiError: 415 no JSON, or compressed; 413 too large, or too many values; 408 too slow; 429 too
-                many large bodies at a time.
-            ClientGoneError: the client left while it sent the body.
-        """
-        found = dict(headers)
-        kind = found.get(b"content-type", b"").split(b";")[0].strip().lower()
-        if kind != b"application/json":
-            raise ApiError(
-                415, "expected the header Content-Type: application/json", code="unsupported_media_type"
-            )
-        if found.get(b"content-encoding", b"identity").strip().lower() != b"identity":
-            raise ApiError(
-                415,
-                "expected a body without Content-Encoding: send it uncompressed",
-                code="unsupported_media_type",
-            )
-        length = found.get(b"content-length", b"0")
-        if not length.isdigit() or len(length) > 18 or int(length) > self._max_bytes:
-            raise self._too_large()
-        if 0 < int(length) <= _SMALL_BYTES:
-            before_small()
-        late = Stop()
-        number = self._deadlines.begin(late.set)
-        try:
-            body = await late.unless_set(self._read(receive), TimeoutError)
-        except TimeoutError:
-            message = f"the body was not there after {self._timeout_s:g} s"
-            raise ApiError(
-                408, message, code="request_timeout", headers={"x-should-retry": "false"}
-            ) from None
-        finally:
-            self._deadlines.end(number)
-        # A value takes as much time and memory to read as 100 characters of a text.
-        if len(body) > self._max_values and body.count(b",") >= self._max_values:
-            message = f"a body may have at most {self._max_values} values, that is as many commas"
-            raise ApiError(413, message, code="body_too_large")
-        return body
-
-    async def _read(self, receive: Receive) -> bytes:
-        pieces: list[bytes] = []
-        size = 0
-        try:
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGoneError
-                piece = message.get("body", b"")
-                size += len(piece)
-                self._num_bytes += len(piece)
-                if size > self._max_bytes:
-                    raise self._too_large()
-                if self._num_bytes > self._max_bytes * _NUM_LARGE_BODIES:
-                    raise too_many_bodies()
-                pieces.append(piece)
-                if not message.get("more_body", False):
-                    return b"".join(pieces)
-        finally:
-            self._num_bytes -= size
-
-    def _too_large(self) -> ApiError:
-        return ApiError(413, f"a body may have at most {self._max_bytes} bytes", code="body_too_large")
 
 
 class Stop:
@@ -265,3 +169,16 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Found]) -> Fou
         return await presence.unless_gone(work)
     finally:
         presence.close()
+
+
+async def send_body(send: Send, piece: bytes, timeout_s: float, *, more: bool) -> None:
+    """Send a piece of an answer's body.
+
+    Raises:
+        ClientGoneError: the client did not read in time.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            await send({"type": "http.response.body", "body": piece, "more_body": more})
+    except TimeoutError:
+        raise ClientGoneError from None

@@ -16,7 +16,7 @@ from granian.server.embed import Server
 from starlette.types import ASGIApp
 
 from octavo.server.config import ServerConfig
-from octavo.server.restart.supervisor import DYING, LISTENING, READY
+from octavo.server.restart.supervisor import DYING, LISTENING, READY, leaving_signals
 
 if TYPE_CHECKING:
     from octavo.server.app import Gate
@@ -106,15 +106,15 @@ def make_server(app: ASGIApp, config: ServerConfig) -> Server:
 
 
 def leave_on_signals(leave: asyncio.Event) -> None:
-    """Leave on SIGTERM and Ctrl-C; at once on the second."""
+    """Leave on SIGTERM, Ctrl-C and SIGHUP; at once on the second, but a terminal may send SIGHUP twice."""
     events = asyncio.get_running_loop()
 
     def on_signal(number: int) -> None:
-        if leave.is_set():
+        if leave.is_set() and number != signal.SIGHUP:
             os._exit(128 + number)
         leave.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in leaving_signals():
         events.add_signal_handler(number, on_signal, number)
 
 

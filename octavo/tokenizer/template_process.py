@@ -21,13 +21,15 @@ from pathlib import Path
 import msgspec
 
 from octavo.child_process import ChildProcess
-from octavo.errors import ChatTemplateError
+from octavo.errors import ChatTemplateError, TemplateProcessError
 from octavo.tokenizer.text_cache import TextCache
 
 CPU_SECONDS = 1.0
 MEMORY_BYTES = 768 * 2**20
 # the child limits its processor time; these cover a machine too busy to give it any
 WALL_SECONDS = 5.0
+# a template that used so much of them is slow itself; any other child was stopped, or the machine is busy
+OWN_SECONDS = 0.2
 START_SECONDS = 30.0
 CACHE_BYTES = 4 * 2**20
 
@@ -40,7 +42,15 @@ class _Reply(msgspec.Struct):
 
 
 class _ChildDiedError(Exception):
-    """The child ended before it replied; the message names the limits it had."""
+    """The child ended before it replied; the message names the limits it had.
+
+    Attributes:
+        was_killed: by somebody else; its own limits end it by other signals.
+    """
+
+    def __init__(self, code: int | None) -> None:
+        super().__init__(f"{MEMORY_BYTES // 2**20} MiB of memory and a shallow stack (exit code {code})")
+        self.was_killed = code in (-signal.SIGKILL, -signal.SIGTERM)
 
 
 class TemplateProcess:
@@ -70,8 +80,8 @@ class TemplateProcess:
             request: bytes as `template_sandbox.answer` takes them.
 
         Raises:
-            ChatTemplateError: the template fails, refuses the messages or exceeds a bound; or no child
-                process can be started.
+            ChatTemplateError: the template fails, refuses the messages or exceeds a bound.
+            TemplateProcessError: no child process can be started, or somebody stopped or killed it.
         """
         text = self._texts.get(request)
         if text is None:
@@ -87,6 +97,8 @@ class TemplateProcess:
         try:
             return self._ask(request)
         except _ChildDiedError as error:
+            if error.was_killed:
+                raise TemplateProcessError("the process for chat templates was killed; try again") from error
             raise _over_limit(str(error)) from error
 
     def _ask(self, request: bytes) -> str:
@@ -119,7 +131,7 @@ class _Child:
     """The child process, with errors that tell which limit was exceeded.
 
     Raises:
-        ChatTemplateError: it cannot be started.
+        TemplateProcessError: it cannot be started.
     """
 
     def __init__(self) -> None:
@@ -129,7 +141,7 @@ class _Child:
                 command, start_s=START_SECONDS, wall_s=WALL_SECONDS, environment=_environment()
             )
         except OSError as error:
-            raise ChatTemplateError(
+            raise TemplateProcessError(
                 f"expected a process for chat templates to start, got: {error}; "
                 f"this command may say why: {' '.join(command)}"
             ) from error
@@ -140,13 +152,20 @@ class _Child:
         """Send a request and wait for its reply. After an error, stop the child.
 
         Raises:
-            ChatTemplateError: there is no reply in time.
+            ChatTemplateError: the template needs too much time.
+            TemplateProcessError: there is no reply in time, though the child did not use its own up.
             _ChildDiedError: the child died for another reason.
         """
+        begun_s = _cpu_s(self.pid)
         try:
             return msgspec.json.decode(self._process.ask(request), type=_Reply)
         except TimeoutError as error:
-            raise _over_limit(f"{WALL_SECONDS:g} s") from error
+            if _cpu_s(self.pid) - begun_s > OWN_SECONDS:
+                raise _over_limit(f"{WALL_SECONDS:g} s") from error
+            raise TemplateProcessError(
+                "the process for chat templates was stopped or got no time: expected its reply after at "
+                f"most {WALL_SECONDS:g} s; try again"
+            ) from error
         except OSError as error:
             raise _death(self.stop()) from error
 
@@ -161,10 +180,19 @@ def _environment() -> dict[str, str]:
     }
 
 
+def _cpu_s(pid: int | None) -> float:
+    """Return the processor time of a process, or 0 where the system does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def _death(code: int | None) -> Exception:
     if code == -signal.SIGPROF:
         return _over_limit(f"{CPU_SECONDS:g} s of processor time")
-    return _ChildDiedError(f"{MEMORY_BYTES // 2**20} MiB of memory and a shallow stack (exit code {code})")
+    return _ChildDiedError(code)
 
 
 def _over_limit(limit: str) -> ChatTemplateError:

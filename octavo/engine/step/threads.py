@@ -1,7 +1,7 @@
 """How many threads a step on a CPU takes: fewer while other processes have the cores.
 
-The threads of a step wait for one another hundreds of times. If one is taken off its core, the others wait for
-a whole time slice, so that two threads on two busy cores are slower than one. It shows in the thread that
+The threads of a step wait for one another hundreds of times. If one is taken off its core, the others wait
+for a whole time slice, so that two threads on two busy cores are slower than one. It shows in the thread that
 drives the step: for much of the time it is on no core, because another process has it, or because it sleeps
 until a late thread comes.
 """

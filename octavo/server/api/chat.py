@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.outputs import CompletionDelta, CompletionOutput, RequestOutput
-from octavo.server.api.logprobs import LogprobWriter, prompt_logprobs
+from octavo.server.api.logprobs import LogprobWriter, check_logprobs, prompt_logprobs
 from octavo.server.api.sampling import Defaults
-from octavo.server.api.sse import EventWriter, Gathered, encode, event
+from octavo.server.api.sse import EventWriter, Gathered, event
 from octavo.server.api.text_events import TextEvents, is_text_alone
 from octavo.server.api.tools.answers import DeltaWriter, is_empty, whole_message
 from octavo.server.api.tools.toolbox import Toolbox, read_prompt
@@ -28,6 +28,7 @@ from octavo.server.api.types import (
 )
 from octavo.server.api.usage import UsageCounter, usage_of
 from octavo.server.context import Context, new_id
+from octavo.server.entry.pieces import Parts
 from octavo.server.generation import Generation
 from octavo.server.limits import while_present
 from octavo.server.reading.input import ChatInput, check_model, parse_chat, reading_of
@@ -44,8 +45,12 @@ class Answer:
     request: ChatRequest
     logprobs: LogprobWriter
 
-    def logprobs_of(self, part: CompletionOutput | CompletionDelta) -> ChatLogprobs | None:
-        return None if part.logprobs is None else self.logprobs.chat(part.token_ids, part.logprobs)
+    def logprobs_of(
+        self, answer: CompletionOutput | CompletionDelta, parts: Parts | None = None
+    ) -> ChatLogprobs | None:
+        return (
+            None if answer.logprobs is None else self.logprobs.chat(answer.token_ids, answer.logprobs, parts)
+        )
 
 
 async def chat_completions(context: Context, request: Request) -> Response:
@@ -73,8 +78,9 @@ async def chat_completions(context: Context, request: Request) -> Response:
         generation, box = await begin()
         outputs = await generation.finish()
         # In the pool, because the text may be long, or made to be slow to parse.
-        completion = await context.run(_completion, answer, outputs[0], box)
-        return Response(encode(completion), media_type="application/json")
+        parts = Parts()
+        completion = await context.run(request, _completion, answer, outputs[0], box, parts)
+        return parts.response(completion, context.config.write_timeout_s)
 
     return await while_present(request, whole())
 
@@ -93,7 +99,7 @@ async def read_chat(
     else:
         found = parse(body, context.defaults)
         check_model(getattr(found.asked, "model", None), context.model)
-    context.loop.check_room(found.params.n)
+    context.check_room(found.params.n)
     return found
 
 
@@ -107,15 +113,16 @@ async def begin_chat(context: Context, request: Request, found: ChatInput) -> tu
     if prepared is None:
         materials = context.materials
         prepared = await context.run(
-            read_prompt, materials.prompts, chat, materials.formats, reading_of(chat), found.params
+            request, read_prompt, materials.prompts, chat, materials.formats, reading_of(chat), found.params
         )
     prompt, box, held = prepared
+    check_logprobs([prompt], held, context.engine.prompts.max_model_len, num_copies=1)
     salt = context.salt(request, chat.cache_salt)
     generation = await context.generate([prompt], held, cache_salt=salt, priority=chat.priority or 0)
     return generation, box
 
 
-def _completion(answer: Answer, output: RequestOutput, box: Toolbox) -> ChatCompletion:
+def _completion(answer: Answer, output: RequestOutput, box: Toolbox, parts: Parts) -> ChatCompletion:
     asked = answer.request
     choices = []
     for completion in output.outputs:
@@ -123,7 +130,7 @@ def _completion(answer: Answer, output: RequestOutput, box: Toolbox) -> ChatComp
         choice = ChatChoice(
             index=completion.index,
             message=message,
-            logprobs=answer.logprobs_of(completion),
+            logprobs=answer.logprobs_of(completion, parts),
             finish_reason=finish_reason,
             stop_reason=completion.stop_reason,
             token_ids=completion.token_ids if asked.return_token_ids else UNSET,
@@ -136,7 +143,7 @@ def _completion(answer: Answer, output: RequestOutput, box: Toolbox) -> ChatComp
         model=answer.model,
         choices=choices,
         usage=usage_of([output]),
-        prompt_logprobs=prompt_logprobs(output.prompt_logprobs or []) if wants_prompt else UNSET,
+        prompt_logprobs=parts.later(prompt_logprobs(output.prompt_logprobs or [])) if wants_prompt else UNSET,
         prompt_token_ids=output.prompt_token_ids if asked.return_token_ids else UNSET,
     )
 

@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from octavo.engine.prompts import TokenIds
 from octavo.outputs import CompletionDelta, CompletionOutput, RequestOutput
-from octavo.server.api.logprobs import LogprobWriter, prompt_logprobs
-from octavo.server.api.sse import EventWriter, Gathered, encode, event
+from octavo.server.api.logprobs import LogprobWriter, check_logprobs, prompt_logprobs
+from octavo.server.api.sse import EventWriter, Gathered, event
 from octavo.server.api.text_events import TextEvents, is_text_alone
 from octavo.server.api.types import (
     Completion,
@@ -22,9 +22,17 @@ from octavo.server.api.types import (
 )
 from octavo.server.api.usage import UsageCounter, usage_of
 from octavo.server.context import Context, new_id
+from octavo.server.entry.pieces import Parts
 from octavo.server.generation import Generation
 from octavo.server.limits import while_present
-from octavo.server.reading.input import TextInput, check_model, is_soon_read, parse_completion, read_texts
+from octavo.server.reading.input import (
+    TextInput,
+    check_model,
+    is_soon_read,
+    num_prompts,
+    parse_completion,
+    read_texts,
+)
 from octavo.server.reading.processes import LONG_BYTES
 from octavo.tokenizer import Tokenizer
 
@@ -54,7 +62,7 @@ class Answer:
 async def completions(context: Context, request: Request) -> Response:
     """Answer POST /v1/completions: continue each prompt."""
     found = await _read(context, request)
-    context.loop.check_room(found.params.n)
+    context.check_room(num_prompts(found) * found.params.n)
     work = _generate(context, request, found)
     if found.asked.stream:
         generation, answer = await while_present(request, work)
@@ -63,7 +71,8 @@ async def completions(context: Context, request: Request) -> Response:
     async def whole() -> Response:
         generation, answer = await work
         outputs = await generation.finish()
-        return Response(encode(_completion(answer, outputs)), media_type="application/json")
+        parts = Parts()
+        return parts.response(_completion(answer, outputs, parts), context.config.write_timeout_s)
 
     return await while_present(request, whole())
 
@@ -81,8 +90,11 @@ async def _generate(context: Context, request: Request, found: TextInput) -> tup
     asked, params, read = found.asked, found.params, found.prompts
     if read is None:
         prompts = context.materials.prompts
-        is_soon = is_soon_read(asked)
-        read = read_texts(prompts, found) if is_soon else await context.run(read_texts, prompts, found)
+        if is_soon_read(asked):
+            read = read_texts(prompts, found)
+        else:
+            read = await context.run(request, read_texts, prompts, found)
+    check_logprobs(read, params, context.engine.prompts.max_model_len, num_copies=params.n)
     tokenizer = context.loop.engine.tokenizer
     answer = Answer(
         new_id("cmpl", request, asked.request_id),
@@ -91,7 +103,7 @@ async def _generate(context: Context, request: Request, found: TextInput) -> tup
         asked,
         params.n,
         LogprobWriter(tokenizer, asked.logprobs or 0, ids_as_tokens=bool(asked.return_tokens_as_token_ids)),
-        await context.run(_texts, tokenizer, read) if asked.echo else None,
+        await context.run(request, _texts, tokenizer, read) if asked.echo else None,
     )
     salt = context.salt(request, asked.cache_salt)
     generation = await context.generate(read, params, cache_salt=salt, priority=asked.priority or 0)
@@ -104,9 +116,9 @@ def _texts(tokenizer: Tokenizer | None, prompts: Sequence[TokenIds]) -> list[str
     return [tokenizer.decode(prompt.listed, skip_special_tokens=False) for prompt in prompts]
 
 
-def _completion(answer: Answer, outputs: Sequence[RequestOutput]) -> Completion:
+def _completion(answer: Answer, outputs: Sequence[RequestOutput], parts: Parts) -> Completion:
     choices = [
-        _whole_choice(answer, position, output, completion)
+        _whole_choice(answer, position, output, completion, parts)
         for position, output in enumerate(outputs)
         for completion in output.outputs
     ]
@@ -115,7 +127,7 @@ def _completion(answer: Answer, outputs: Sequence[RequestOutput]) -> Completion:
 
 
 def _whole_choice(
-    answer: Answer, position: int, output: RequestOutput, completion: CompletionOutput
+    answer: Answer, position: int, output: RequestOutput, completion: CompletionOutput, parts: Parts
 ) -> CompletionChoice:
     asked = answer.request
     text = "" if answer.only_echo else completion.text
@@ -124,17 +136,17 @@ def _whole_choice(
     return CompletionChoice(
         index=position * answer.n + completion.index,
         text=text if answer.echoes is None else answer.echoes[position] + text,
-        logprobs=_whole_logprobs(answer, output, completion),
+        logprobs=_whole_logprobs(answer, output, completion, parts),
         finish_reason="length" if answer.only_echo else completion.finish_reason,
         stop_reason=None if answer.only_echo else completion.stop_reason,
         token_ids=token_ids if asked.return_token_ids else UNSET,
         prompt_token_ids=output.prompt_token_ids if asked.return_token_ids else UNSET,
-        prompt_logprobs=prompt_logprobs(output.prompt_logprobs or []) if wants_prompt else UNSET,
+        prompt_logprobs=parts.later(prompt_logprobs(output.prompt_logprobs or [])) if wants_prompt else UNSET,
     )
 
 
 def _whole_logprobs(
-    answer: Answer, output: RequestOutput, completion: CompletionOutput
+    answer: Answer, output: RequestOutput, completion: CompletionOutput, parts: Parts
 ) -> CompletionLogprobs | None:
     """Write a text's log-probabilities; with echo the prompt's come first."""
     if completion.logprobs is None:
@@ -143,9 +155,9 @@ def _whole_logprobs(
     if answer.only_echo:
         token_ids, entries = [], []
     if answer.echoes is None:
-        return answer.logprobs.completion(token_ids, entries, 0)
+        return answer.logprobs.completion(token_ids, entries, 0, parts)
     before = output.prompt_logprobs or [None] * len(output.prompt_token_ids)
-    return answer.logprobs.completion([*output.prompt_token_ids, *token_ids], [*before, *entries], 0)
+    return answer.logprobs.completion([*output.prompt_token_ids, *token_ids], [*before, *entries], 0, parts)
 
 
 class _Text:

@@ -53,7 +53,7 @@ async def load(context: Context, request: Request) -> Response:
 
 async def metrics(context: Context, request: Request) -> Response:
     """Answer with Prometheus' text."""
-    return Response(await context.run(context.metrics.text), headers={"content-type": CONTENT_TYPE})
+    return Response(await context.run(request, context.metrics.text), headers={"content-type": CONTENT_TYPE})
 
 
 def _health(context: Context) -> Health:

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 from octavo.engine.prompts import TokenIds
+from octavo.errors import PromptError
 from octavo.sampling_params import SamplingParams
 from octavo.server.api.decode import decode
 from octavo.server.api.prompts import Prompts, Reading
 from octavo.server.api.sampling import Defaults, chat_params, completion_params
 from octavo.server.api.tools.toolbox import Toolbox
-from octavo.server.api.types import ChatRequest, CompletionRequest, SamplingFields
+from octavo.server.api.types import MAX_PROMPTS, ChatRequest, CompletionRequest, SamplingFields
 from octavo.server.errors import ApiError, refused
 from octavo.server.parsing.formats import ModelFormats
 
@@ -96,10 +97,25 @@ def parse_completion(body: bytes, defaults: Defaults) -> TextInput:
     """Decode a body of /v1/completions.
 
     Raises:
-        ApiError, SamplingParamsError: as `decode` and `completion_params`.
+        ApiError, SamplingParamsError: as `decode` and `completion_params`; there are too many completions.
+        PromptError: there are too many prompts.
     """
     asked = decode(body, CompletionRequest)
-    return TextInput(asked, completion_params(asked, defaults))
+    found = TextInput(asked, completion_params(asked, defaults))
+    num = num_prompts(found)
+    if num > MAX_PROMPTS:
+        raise PromptError(f"prompt must hold 1 to {MAX_PROMPTS} prompts, got {num}")
+    if num * found.params.n > _MAX_COMPLETIONS:
+        raise refused(
+            "n", f"times the number of prompts must be at most {_MAX_COMPLETIONS}, got {num} prompts"
+        )
+    return found
+
+
+def num_prompts(found: TextInput) -> int:
+    """Return how many prompts a body holds, before they are read."""
+    prompt = found.asked.prompt if found.prompts is None else found.prompts
+    return 1 if isinstance(prompt, str) or isinstance(next(iter(prompt), None), int) else len(prompt)
 
 
 def reading_of(asked: SamplingFields) -> Reading:
@@ -118,9 +134,5 @@ def read_texts(prompts: Prompts, found: TextInput) -> Sequence[TokenIds]:
 
     Raises:
         PromptError, RequestTooLongError: as Prompts.read_all.
-        ApiError: there are too many.
     """
-    read = prompts.read_all(found.asked.prompt, reading_of(found.asked))
-    if len(read) * found.params.n > _MAX_COMPLETIONS:
-        raise refused("n", f"times the number of prompts must be at most {_MAX_COMPLETIONS}")
-    return read
+    return prompts.read_all(found.asked.prompt, reading_of(found.asked))

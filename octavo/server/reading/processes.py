@@ -5,21 +5,21 @@ one takes it from the engine's thread again and again. So a child decodes and ch
 tokenizes its prompt, and sends back token ids and the few fields that the answer needs.
 """
 
-import asyncio
 import logging
 import os
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 
 import msgspec
 
 from octavo.child_process import ChildProcess
-from octavo.errors import OctavoError
-from octavo.server.errors import ApiError, too_many_bodies
+from octavo.errors import NotReadyError
+from octavo.server.errors import ApiError
 from octavo.server.reading.forms import Outline, Refusal, Reply, Task, encode
+from octavo.server.reading.turns import Turns
 
 logger = logging.getLogger("octavo.server")
 
@@ -43,13 +43,12 @@ class ReadingProcesses:
         """
         self._outline = outline
         self._told: bytes | None = None
-        self._threads = ThreadPoolExecutor(_NUM_CHILDREN, thread_name_prefix="octavo-bodies")
+        self._threads = Turns(_NUM_CHILDREN, "octavo-bodies")
         # The child of each thread; `_children` are all of them, for `close`.
         self._own = threading.local()
         self._lock = threading.Lock()
         self._children: set[ChildProcess] = set()
         self._is_closed = False
-        self._num_waiting = 0
 
     @property
     def pids(self) -> list[int | None]:
@@ -58,22 +57,17 @@ class ReadingProcesses:
 
     def start(self) -> None:
         """Begin to start a child, before there is a body to read."""
-        self._threads.submit(self._own_child).add_done_callback(self._note_failure)
+        self._threads.start(self._own_child).add_done_callback(self._note_failure)
 
-    async def read(self, path: str, body: bytes) -> Reply:
-        """Read a body that was sent to a path.
+    async def read(self, sender: bytes, path: str, body: bytes) -> Reply:
+        """Read a sender's body that was sent to a path; senders take turns.
 
         Raises:
             ApiError: why it is refused; 413 it takes too long, 429 too many wait.
-            OctavoError: no process can be started, or it does not reply.
+            NotReadyError: no process can be started, or it does not reply.
         """
-        if self._num_waiting >= _MAX_WAITING:
-            raise too_many_bodies()
-        self._num_waiting += 1
-        try:
-            reply = await asyncio.get_running_loop().run_in_executor(self._threads, self._read, path, body)
-        finally:
-            self._num_waiting -= 1
+        self._threads.make_room(sender, _MAX_WAITING)
+        reply = await self._threads.run(sender, self._read, path, body)
         if isinstance(reply, Refusal):
             if reply.frames:
                 logger.error("a body could not be read\n%s", reply.frames)
@@ -85,7 +79,7 @@ class ReadingProcesses:
         with self._lock:
             self._is_closed = True
             children, self._children = self._children, set()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
         for child in children:
             child.stop()
 
@@ -95,7 +89,7 @@ class ReadingProcesses:
         try:
             return self._ask(task)
         except TimeoutError:
-            raise OctavoError("the process that reads long bodies does not reply") from None
+            raise NotReadyError("the process that reads long bodies does not reply; try again") from None
         except OSError:
             # A warm child may have died before, or of what it read before.
             if was_warm and not self._is_closed:
@@ -146,13 +140,13 @@ class ReadingProcesses:
                 child.stop()
                 raise
         except OSError as error:
-            raise OctavoError(f"the process that reads long bodies does not start: {error}") from error
+            raise NotReadyError(f"the process that reads long bodies does not start: {error}") from error
         with self._lock:
             if not self._is_closed:
                 self._children.add(child)
                 return child
         child.stop()
-        raise OctavoError("the server ends")
+        raise NotReadyError("the server ends")
 
 
 def _too_dear() -> ApiError:

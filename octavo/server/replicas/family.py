@@ -17,12 +17,19 @@ from pathlib import Path
 from octavo.errors import EngineDeadError
 from octavo.server.config import ServerConfig
 from octavo.server.replicas.devices import take_share
-from octavo.server.restart.supervisor import Child, become_child, exit_code_of, note_death
+from octavo.server.restart.supervisor import (
+    Child,
+    become_child,
+    exit_code_of,
+    flush_output,
+    leaving_signals,
+    note_death,
+    say,
+)
 
 # Exit code for wrong options or a wrong model: a restart would fail the same way.
 _CANNOT = 2
 _FRONT = -1
-_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 # How long replicas get to exit. The front exits first, so they are idle.
 _LEAVE_S, _POLL_S = 10.0, 0.05
 
@@ -82,10 +89,11 @@ class _Family:
         self._deaths: deque[float] = deque()
         self._num_restarts = [0] * config.replicas
         self._is_leaving = False
+        self._signals = (signal.SIGCHLD, *leaving_signals())
 
     def attend(self) -> Role:
         """Fork all members, then handle signals; see raise_family."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
         missing = [_FRONT, *range(self._config.replicas)]
         while True:
             for member in missing:
@@ -93,8 +101,8 @@ class _Family:
                 if role is not None:
                     return role
             missing = []
-            if signal.sigwait(_SIGNALS) != signal.SIGCHLD:
-                self._leave()
+            if (number := signal.sigwait(self._signals)) != signal.SIGCHLD:
+                self._leave(number)
             else:
                 missing = [member for member, code in self._ended() if self._is_missed(member, code)]
 
@@ -109,13 +117,13 @@ class _Family:
 
     def _fork(self, member: int) -> Role | None:
         """Fork one member. Return its role in the child, None in the parent."""
-        sys.stdout.flush()
+        flush_output()
         parent, pid = os.getpid(), os.fork()
         if pid:
             self._members[pid] = member
             return None
         become_child(parent)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self._signals)
         if member == _FRONT:
             return Role(self._sockets, None, Child(), self._config)
         socket = self._sockets[member]
@@ -143,7 +151,7 @@ class _Family:
         """
         if member == _FRONT:
             if code and not self._is_leaving:
-                print(f"octavo: error: the front of the replicas ended with code {code}", file=sys.stderr)
+                say(f"octavo: error: the front of the replicas ended with code {code}")
             sys.exit(code)
         if self._is_leaving:
             return False
@@ -158,9 +166,11 @@ class _Family:
         self._num_restarts[member] += 1
         return True
 
-    def _leave(self) -> None:
-        """Drain the front; all others end after it. A second signal kills all."""
+    def _leave(self, number: int) -> None:
+        """Drain the front; all others end after it. A second signal kills all, unless it is SIGHUP."""
         fronts = [pid for pid, member in self._members.items() if member == _FRONT]
+        if self._is_leaving and number == signal.SIGHUP:
+            return
         if self._is_leaving:
             self._kill(signal.SIGKILL, *self._members)
         else:

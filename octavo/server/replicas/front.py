@@ -1,6 +1,6 @@
 """The application that clients reach. It routes each request to a replica and answers /health and /metrics.
 
-It checks neither keys nor hosts. Replicas do, and everything that is not public comes from a replica.
+It checks hosts and keys before it reads a body, as a lone server does; replicas check them again.
 """
 
 import asyncio
@@ -10,19 +10,27 @@ from pathlib import Path
 
 import aiohttp
 import msgspec
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from octavo.errors import NotReadyError
 from octavo.router import Fleet, Flight, Marks, Replica, read_marks
 from octavo.server.config import ServerConfig
+from octavo.server.entry.answer import Answer, Body
+from octavo.server.entry.bodies import BodyReader
+from octavo.server.entry.door import Door
+from octavo.server.entry.room import Shelf
 from octavo.server.errors import ApiError, as_api_error
-from octavo.server.limits import BodyReader, ClientGoneError, unless_gone
+from octavo.server.limits import ClientGoneError, unless_gone
 from octavo.server.replicas.metrics import CONTENT_TYPE, RouterMetrics, merged
-from octavo.server.replicas.proxy import Asked, Headers, Link
+from octavo.server.replicas.proxy import Asked, Headers, Link, ReplicaSilentError
 
 REFRESH_S = 1.0
 # A replica that is down is polled more often, as it may return at any moment.
 _RETRY_S = 0.2
+# Bodies are kept for another replica; all together may take this many times the largest.
+_NUM_LARGE_BODIES = 64
+# So many reports in a row that do not come, and a replica is down: ten seconds.
+_MAX_SILENCES = 4
 _JSON = [(b"content-type", b"application/json")]
 
 
@@ -69,7 +77,9 @@ class Front:
         self.num_open = 0
         self.is_draining = False
         self._config = config
+        self._door = Door(config)
         self._bodies = BodyReader(config)
+        self._shelf = Shelf(config.max_body_bytes * _NUM_LARGE_BODIES)
         self._links = {
             replica.name: Link(socket, config.write_timeout_s)
             for replica, socket in zip(self.fleet.replicas, sockets, strict=True)
@@ -86,54 +96,59 @@ class Front:
 
     async def _watch(self, replica: Replica) -> None:
         link = self._links[replica.name]
+        num_silences = 0
         while True:
-            # A slow replica keeps its last report for a while.
-            with suppress(TimeoutError):
-                try:
-                    replica.hear(await link.report())
-                except (aiohttp.ClientError, msgspec.DecodeError):
+            try:
+                replica.hear(await link.report())
+                num_silences = 0
+            except TimeoutError:
+                # A slow replica keeps its last report for a while. A clock would not do: this process may
+                # have been stopped itself.
+                num_silences += 1
+                if num_silences >= _MAX_SILENCES:
                     replica.hear(None)
+                    link.break_off()
+            except (aiohttp.ClientError, msgspec.DecodeError):
+                replica.hear(None)
             await asyncio.sleep(REFRESH_S if replica.is_ready else _RETRY_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
             raise ValueError(f"expected a request over HTTP, got {scope['type']}")
-        sent = False
-
-        async def note(message: Message) -> None:
-            nonlocal sent
-            sent = True
-            await send(message)
-
+        path = scope["path"].removeprefix(self._config.root_path)
+        headers = dict(scope["headers"])
+        body = Body(headers, receive)
+        answer = Answer(send, scope, path, body)
         # Viewers would stay for as long as they may.
-        is_counted = scope["path"].removeprefix(self._config.root_path) != "/live"
+        is_counted = path != "/live"
         self.num_open += is_counted
         try:
-            await self._answer(scope, receive, note)
+            self._door.check(scope, path, headers)
+            await self._answer(scope, path, body.receive, answer.send_as_it_is)
         except ClientGoneError:
-            return
+            if not answer.has_begun:
+                # The client may have sent half a body, and still wait for an answer.
+                await answer.send_error(ApiError(400, "the body ended early", code="incomplete_body"))
         except (ApiError, NotReadyError) as error:
-            if sent:
+            if answer.has_begun:
                 raise
-            found = as_api_error(error)
-            listed = [(name.lower().encode(), value.encode()) for name, value in found.headers.items()]
-            await _say(send, found.status, found.body, _JSON + listed)
+            await answer.send_error(as_api_error(error))
         finally:
             self.num_open -= is_counted
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"].removeprefix(self._config.root_path)
+    async def _answer(self, scope: Scope, path: str, receive: Receive, send: Send) -> None:
         if path in ("/health", "/ping", "/ready"):
             return await self._say_health(path, send)
+        if self.is_draining and path not in ("/metrics", "/live"):
+            raise NotReadyError("the server is about to end and takes no new requests")
         asked = await self._read(scope, path, receive)
         if path == "/metrics":
             return await self._say_metrics(asked, send)
         if path == "/live":
             return await self._show(scope, asked, receive, send)
-        if self.is_draining:
-            raise NotReadyError("the server is about to end and takes no new requests")
-        await unless_gone(receive, self._route(asked, send))
+        with self._shelf.hold(scope["octavo.sender"], len(asked.body)):
+            await unless_gone(receive, self._route(asked, send))
 
     async def _read(self, scope: Scope, path: str, receive: Receive) -> Asked:
         headers: Headers = list(scope["headers"])
@@ -142,15 +157,17 @@ class Front:
         whole = raw.decode("latin-1").removeprefix(self._config.root_path) + ("?" + query if query else "")
         body = b""
         if scope["method"] not in ("GET", "HEAD", "OPTIONS"):
-            body = await self._bodies.read(headers, receive)
+            body = await self._bodies.read(scope, receive)
         isolates = self._config.cache_isolation == "key"
         marks = await read_marks(path, headers, body, isolates=isolates)
-        return Asked(scope["method"], whole, headers, body, marks)
+        client = str((scope.get("client") or ("",))[0])
+        return Asked(scope["method"], whole, headers, body, marks, client)
 
     async def _route(self, asked: Asked, send: Send) -> None:
         """Send a request to the best replica, and to another one if that refuses or dies before it answers.
 
-        If a replica dies, the request gets one retry, not more: the request itself may be the cause.
+        If a replica dies, the request gets one retry, not more: the request itself may be the cause. One that
+        falls silent was stopped by somebody else.
         """
         tried: set[str] = set()
         num_deaths = 0
@@ -160,9 +177,9 @@ class Front:
             try:
                 if await self._try(asked, flight, send, final=len(tried) == len(self._links)):
                     return
-            except aiohttp.ClientError:
+            except aiohttp.ClientError as error:
                 flight.replica.hear(None)
-                num_deaths += 1
+                num_deaths += not isinstance(error, ReplicaSilentError)
                 if num_deaths > 1:
                     raise ApiError(
                         500, "two replicas died of this request", type="server_error", code="replica_died"
@@ -212,7 +229,7 @@ class Front:
         )
         texts: dict[str, bytes] = {}
         for name, answer in zip(ready, found, strict=True):
-            if isinstance(answer, aiohttp.ClientError):
+            if isinstance(answer, aiohttp.ClientError | TimeoutError):
                 continue
             if isinstance(answer, BaseException):
                 raise answer

@@ -1,24 +1,27 @@
 """Forwards a request to one replica and streams the response back."""
 
-import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
-from starlette.types import Send
+from starlette.types import Message, Send
 from yarl import URL
 
 from octavo.router import Flight, Marks, Report
 from octavo.router.marks import HEADER
-from octavo.server.limits import ClientGoneError
+from octavo.server.limits import Stop, send_body
 from octavo.server.replicas.last_words import EVENT_END, last_words
-from octavo.server.replicas.paths import REPORT_PATH
+from octavo.server.replicas.paths import CLIENT_HEADER, REPORT_PATH
 
 # Headers that belong to one connection, or that the sender sets itself.
 _HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"content-length"}
 )
+_NOT_SENT_ON = _HOP_BY_HOP | {HEADER, CLIENT_HEADER}
+# Their streams begin with events that tell nothing yet.
+_ANNOUNCED = ("/v1/responses", "/v1/messages")
+_FETCH_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 _REPORT_TIMEOUT = aiohttp.ClientTimeout(total=2.0)
 # No total limit: prefill may take long, and reports show whether the replica is alive.
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
@@ -38,6 +41,7 @@ class Asked:
         headers: with names in lower case.
         body: the complete body.
         marks: of its prompt.
+        client: its address.
     """
 
     method: str
@@ -45,6 +49,11 @@ class Asked:
     headers: Headers
     body: bytes
     marks: Marks
+    client: str
+
+
+class ReplicaSilentError(aiohttp.ClientError):
+    """The replica does not answer, and has been given up."""
 
 
 class Link:
@@ -60,6 +69,13 @@ class Link:
         connector = aiohttp.UnixConnector(str(socket), limit=0, keepalive_timeout=_KEEP_ALIVE_S)
         self._session = aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT, auto_decompress=False)
         self._write_timeout_s = write_timeout_s
+        # Of the requests that the replica may still keep.
+        self._stops: set[Stop] = set()
+
+    def break_off(self) -> None:
+        """Give up all requests in flight: the replica does not answer, and may never do so again."""
+        for stop in [*self._stops]:
+            stop.set()
 
     async def close(self) -> None:
         """Close all connections. Requests in flight break off."""
@@ -78,12 +94,13 @@ class Link:
             return Report.decode(await answer.read())
 
     async def fetch(self, asked: Asked) -> tuple[int, Headers, bytes]:
-        """Return the complete response to a request.
+        """Return the complete response to a request that takes no time.
 
         Raises:
             aiohttp.ClientError: the replica is down.
+            TimeoutError: it is slow.
         """
-        async with self._request(asked) as answer:
+        async with self._request(asked, timeout=_FETCH_TIMEOUT) as answer:
             return answer.status, _kept(answer.raw_headers), await answer.read()
 
     async def pass_on(self, asked: Asked, flight: Flight, send: Send, *, more: Headers, final: bool) -> bool:
@@ -100,26 +117,58 @@ class Link:
             False for a 503, unless `final`: nothing was sent to the client, so another replica may answer.
 
         Raises:
-            aiohttp.ClientError: the replica is down, and nothing was sent to the client.
+            aiohttp.ClientError: the replica is down or silent, and nothing was sent to the client.
             ClientGoneError: the client left or does not read.
         """
-        async with self._request(asked) as answer:
+        stop, begun = Stop(), False
+
+        async def note(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        self._stops.add(stop)
+        try:
+            work = self._forward(asked, flight, note, stop, more=more, final=final)
+            return await stop.unless_set(work, ReplicaSilentError)
+        except aiohttp.ClientError:
+            if not begun:
+                raise
+            flight.replica.hear(None)
+            # It may have died in the middle of an event.
+            await send_body(send, EVENT_END + last_words(asked.path), self._write_timeout_s, more=False)
+            return True
+        finally:
+            self._stops.discard(stop)
+
+    async def _forward(
+        self, asked: Asked, flight: Flight, send: Send, stop: Stop, *, more: Headers, final: bool
+    ) -> bool:
+        answer = await self._request(asked)
+        try:
             if answer.status == 503 and not final:
                 return False
             headers = _kept(answer.raw_headers) + more
             begin = {"type": "http.response.start", "status": answer.status, "headers": headers}
-            if answer.content_type != "text/event-stream":
-                body = await answer.read()
-                length = (b"content-length", str(len(body)).encode())
-                await send({**begin, "headers": [*headers, length]})
-                await send({"type": "http.response.body", "body": body})
+            if answer.content_type == "text/event-stream":
+                await self._pump(answer, begin, asked.path, flight, send)
                 return True
-            await send(begin)
-            await self._pump(answer, asked.path, flight, send)
+            body = await answer.read()
+            # Nothing breaks off what is complete.
+            self._stops.discard(stop)
+            length = (b"content-length", str(len(body)).encode())
+            await send({**begin, "headers": [*headers, length]})
+            await send({"type": "http.response.body", "body": body})
             return True
+        finally:
+            # Does not wait for a replica that reads no more.
+            answer.close()
 
-    def _request(self, asked: Asked) -> "aiohttp.client._RequestContextManager":
-        headers = [(name, value) for name, value in asked.headers if name not in (*_HOP_BY_HOP, HEADER)]
+    def _request(
+        self, asked: Asked, timeout: aiohttp.ClientTimeout = _TIMEOUT
+    ) -> "aiohttp.client._RequestContextManager":
+        headers = [(name, value) for name, value in asked.headers if name not in _NOT_SENT_ON]
+        headers.append((CLIENT_HEADER, asked.client.encode()))
         if asked.marks.digests:
             headers.append((HEADER, asked.marks.to_header().encode()))
         return self._session.request(
@@ -129,29 +178,22 @@ class Link:
             headers=[(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers],
             skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
             allow_redirects=False,
+            timeout=timeout,
         )
 
-    async def _pump(self, answer: aiohttp.ClientResponse, path: str, flight: Flight, send: Send) -> None:
-        """Forward events. If the replica dies, end with an error event, and note that it is down."""
-        last = EVENT_END
-        try:
-            async for piece in answer.content.iter_any():
-                flight.note_first_byte()
-                last = (last + piece)[-2:]
-                await self._write(send, piece, more=True)
-            piece = b""
-        except aiohttp.ClientError:
-            flight.replica.hear(None)
-            # It may have died in the middle of an event.
-            piece = (b"" if last == EVENT_END else EVENT_END) + last_words(path)
-        await self._write(send, piece, more=False)
-
-    async def _write(self, send: Send, piece: bytes, *, more: bool) -> None:
-        try:
-            async with asyncio.timeout(self._write_timeout_s):
-                await send({"type": "http.response.body", "body": piece, "more_body": more})
-        except TimeoutError:
-            raise ClientGoneError from None
+    async def _pump(
+        self, answer: aiohttp.ClientResponse, begin: Message, path: str, flight: Flight, send: Send
+    ) -> None:
+        """Forward events. Until there is one of the first token, another replica may answer instead."""
+        piece = await answer.content.readany()
+        if path.startswith(_ANNOUNCED):
+            piece += await answer.content.readany()
+        flight.note_first_byte()
+        await send(begin)
+        while piece:
+            await send_body(send, piece, self._write_timeout_s, more=True)
+            piece = await answer.content.readany()
+        await send_body(send, b"", self._write_timeout_s, more=False)
 
 
 def _url(path: str) -> URL:

@@ -10,7 +10,7 @@ from octavo.engine.request_maker import salt_bytes
 from octavo.router import Ledger, Marks, Report
 from octavo.router.marks import HEADER
 from octavo.server.loop.engine_loop import EngineLoop
-from octavo.server.replicas.paths import REPORT_PATH
+from octavo.server.replicas.paths import CLIENT_HEADER, REPORT_PATH
 
 _current: ContextVar[tuple["ToldApp", Marks] | None] = ContextVar("octavo-marks", default=None)
 
@@ -33,10 +33,13 @@ class ToldApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        # The front strips this header from clients' requests, so only the front can send it.
-        marks = next((value for name, value in scope.get("headers", ()) if name == HEADER), None)
+        # The front strips these headers from clients' requests, so only the front can send them.
+        headers = dict(scope.get("headers", ()))
+        marks = headers.get(HEADER)
         if marks is not None and scope["path"] == REPORT_PATH:
             return await self._tell(send)
+        if CLIENT_HEADER in headers:
+            scope["client"] = (headers[CLIENT_HEADER].decode("latin-1"), 0)
         token = _current.set(None if marks is None else (self, Marks.from_header(marks)))
         try:
             await self._app(scope, receive, send)

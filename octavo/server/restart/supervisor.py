@@ -60,7 +60,7 @@ def supervise(config: ServerConfig) -> Child:
     listening: socket.socket | None = None
     num_restarts = 0
     while True:
-        sys.stdout.flush()
+        flush_output()
         reads, writes = os.pipe()
         parent, pid = os.getpid(), os.fork()
         if pid == 0:
@@ -102,8 +102,25 @@ def note_death(deaths: deque[float], config: ServerConfig) -> None:
         raise EngineDeadError(
             f"the engine died {len(deaths)} times within {window_s:g} s: no restart is left"
         )
-    text = f"octavo: the engine died; restart {len(deaths)} of {config.max_restarts} within {window_s:g} s"
-    print(text, file=sys.stderr, flush=True)
+    say(f"octavo: the engine died; restart {len(deaths)} of {config.max_restarts} within {window_s:g} s")
+
+
+def flush_output() -> None:
+    """Write what is buffered, if that is possible: a forked process would write it again."""
+    with suppress(OSError):
+        sys.stdout.flush()
+
+
+def say(text: str) -> None:
+    """Print a line on the standard error, which may be full or gone."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def leaving_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals that ask a server to drain: SIGHUP too, unless nohup has it ignored."""
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return (signal.SIGTERM, signal.SIGINT) if is_ignored else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def exit_code_of(status: int) -> int:
@@ -133,7 +150,7 @@ class _Life:
         """Hand signals on, stand in for the child where it cannot answer, and return its exit code."""
         events = asyncio.get_running_loop()
         ended = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in leaving_signals():
             events.add_signal_handler(number, self._hand_on, number)
         events.add_signal_handler(signal.SIGCHLD, ended.set)
         reading = asyncio.ensure_future(self._read())

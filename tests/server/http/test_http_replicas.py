@@ -2,9 +2,11 @@
 
 import json
 import os
+import queue
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from held_bodies import MAX_BODY_BYTES, assert_nobody_waits
 from http_helpers import LiveServer, eventually, free_port, start_process
 from tiny_chat import write_model
 
@@ -33,6 +36,7 @@ class Served:
         command = ["serve", str(model), "--load-format", "dummy"]
         command += ["--replicas", "2", "--port", str(port), "--num-blocks", str(OPTIONS["num_blocks"])]
         command += ["--block-size", str(OPTIONS["block_size"]), *options]
+        command += ["--max-body-bytes", str(MAX_BODY_BYTES)]
         self.process = start_process(command, folder)
         self.slow = folder / "slow"
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
@@ -169,6 +173,39 @@ def test_the_page_and_other_routes_are_answered_and_replicas_can_be_watched(serv
     assert served.http.get("/ready").status_code == 200
 
 
+def test_the_front_lets_nobody_in_whom_a_server_would_not(served: Served) -> None:
+    """Before it reads a body, and with the headers that every answer has."""
+    with socket.create_connection(
+        (served.http.base_url.host, served.http.base_url.port or 0), 60
+    ) as connection:
+        connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 400")
+    body = {"prompt": [5], "max_tokens": 1}
+    assert served.http.post(TEXT, json=body, headers={"Host": "evil.example"}).status_code == 403
+    assert served.http.get("/v1/models", headers={"Host": "evil.example"}).status_code == 403
+    for page in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "https://evil.example"}):
+        assert served.http.get("/live", headers=page).status_code == 403
+        assert served.http.post(TEXT, json=body, headers=page).status_code == 403
+    own = {"Sec-Fetch-Site": "same-origin", "Origin": str(served.http.base_url).rstrip("/")}
+    assert served.http.post(TEXT, json=body, headers=own).status_code == 200
+    # A client cannot write what the front tells replicas.
+    told = {"x-octavo-client": "1.2.3.4", "x-octavo-marks": "AAAA"}
+    assert served.http.post(TEXT, json=body, headers=told).status_code == 200
+    refused = served.http.post("/v1/messages", content=b"{", headers={"X-Request-Id": "mine"})
+    assert (refused.status_code, refused.headers["request-id"], refused.json()["type"]) == (
+        415,
+        "mine",
+        "error",
+    )
+    messages = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    answer = served.http.post("/v1/messages", json=messages, headers={"X-Request-Id": "mine"})
+    assert answer.headers.get_list("request-id") == answer.headers.get_list("x-request-id") == ["mine"]
+
+
+def test_unfinished_bodies_keep_nobody_out(served: Served) -> None:
+    assert set(assert_nobody_waits(served.http.base_url.port or 0, "", "")) == {429}
+
+
 def test_a_client_that_leaves_takes_its_request_along(served: Served) -> None:
     served.slow.touch()
     with served.http.stream("POST", TEXT, json=LONG) as answer:
@@ -211,6 +248,64 @@ def test_a_replica_that_is_killed_ends_its_streams_and_comes_back(served: Served
             assert last["choices"][0]["finish_reason"] == "length"
     eventually(lambda: served.num_ready() == 2, 60)
     assert served.samples("octavo:engine_restarts_total") == {"0": 1.0, "1": 0.0}
+
+
+def test_a_replica_that_is_stopped_keeps_no_request(served: Served) -> None:
+    """Streams that have begun end with an error; what has no token yet is answered by the other replica."""
+    eventually(lambda: served.num_ready() == 2, 60)
+    served.slow.touch()
+    begun: queue.Queue[str] = queue.Queue()
+    is_over = threading.Event()
+
+    def stream(prompt: int) -> tuple[str, list[str]]:
+        with served.http.stream("POST", TEXT, json={**LONG, "prompt": [prompt] * 200}) as answer:
+            lines, name = [], answer.headers["x-octavo-replica"]
+            for line in answer.iter_lines():
+                if not lines:
+                    begun.put(name)
+                lines += [line] * bool(line)
+                if is_over.is_set() and name != stopped:
+                    break
+            return name, lines
+
+    def late(number: int) -> httpx.Response:
+        api = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses")[number % 4]
+        said = {"messages": [{"role": "user", "content": f"Question {number}"}], "max_tokens": 4}
+        body = {
+            "/v1/completions": {"prompt": [number + 9] * 40, "max_tokens": 4},
+            "/v1/responses": {"input": f"Question {number}", "max_output_tokens": 4},
+        }.get(api, said)
+        return served.http.post(api, json={**body, "stream": number >= 4})
+
+    with ThreadPoolExecutor(16) as pool:
+        streams = [pool.submit(stream, prompt) for prompt in (15, 16, 17, 18)]
+        stopped, *_ = [begun.get(timeout=60) for _ in streams]
+        pid = served.pid_of(int(stopped))
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            is_over.set()
+            served.slow.unlink()
+            answers = [pool.submit(late, number) for number in range(8)]
+            # Scrapes leave it out as well.
+            assert pool.submit(served.http.get, "/metrics").result().status_code == 200
+            ended = [lines for name, lines in (task.result() for task in streams) if name == stopped]
+            assert ended
+            for lines in ended:
+                assert lines[-1] == "data: [DONE]"
+                assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "replica_died"
+            for task in answers:
+                answer = task.result()
+                assert answer.status_code == 200, answer.text
+                assert answer.headers["x-octavo-replica"] != stopped
+                assert "replica_died" not in answer.text
+            assert {replica["state"] for replica in served.health()["replicas"]} == {"down", "ready"}
+            retries = re.search(r"^octavo:router_retries_total (\S+)", served.http.get("/metrics").text, re.M)
+            assert retries is not None
+            assert float(retries[1]) > 0
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    eventually(lambda: served.num_ready() == 2, 60)
+    eventually(served.is_idle)
 
 
 @pytest.mark.slow

@@ -9,26 +9,14 @@ from octavo.errors import NotReadyError
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.server.api.anthropic.types import (
     Ending,
-    MessagesError,
-    MessagesErrorBody,
     MessageUsage,
     TextBlock,
     ThinkingBlock,
     ToolUseBlock,
 )
 from octavo.server.api.responses.types import FunctionCallItem, OutputItem, ReasoningItem, ResponseEvent
-from octavo.server.api.sse import encode, named_event
-from octavo.server.errors import ApiError
+from octavo.server.api.sse import named_event
 
-_ERROR_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    500: "api_error",
-    503: "overloaded_error",
-}
 # What a delta of an item is called, and its field.
 _DELTAS = {
     "response.output_text.delta": ("text_delta", "text"),
@@ -87,17 +75,6 @@ def usage_of(output: RequestOutput) -> MessageUsage:
         cache_read_input_tokens=output.num_cached_tokens,
         output_tokens=len(output.outputs[0].token_ids),
     )
-
-
-def error_body(error: ApiError) -> bytes:
-    """Return an error by Anthropic's form."""
-    kind = _ERROR_TYPES.get(error.status, "invalid_request_error")
-    return encode(MessagesErrorBody(error=MessagesError(type=kind, message=error.detail.message)))
-
-
-def error_event(error: ApiError) -> bytes:
-    """Return an error as an event; Anthropic's client raises on it."""
-    return named_event("error", msgspec.Raw(error_body(error)))
 
 
 def _block(item: Any, *, is_open: bool) -> TextBlock | ThinkingBlock | ToolUseBlock:

@@ -7,8 +7,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.outputs import CompletionDelta, RequestOutput
+from octavo.server.api.anthropic.errors import error_event
 from octavo.server.api.anthropic.input import counted, parse_messages
-from octavo.server.api.anthropic.output import block_events, blocks_of, ending, error_event, event, usage_of
+from octavo.server.api.anthropic.output import block_events, blocks_of, ending, event, usage_of
 from octavo.server.api.anthropic.types import (
     Message,
     MessagesRequest,
@@ -43,7 +44,7 @@ async def messages(context: Context, request: Request) -> Response:
     async def whole() -> Response:
         generation, box = await begin()
         output = (await generation.finish())[0]
-        message = await context.run(_whole, answer, output, box)
+        message = await context.run(request, _whole, answer, output, box)
         return Response(encode(message), media_type="application/json")
 
     return await while_present(request, whole())

@@ -62,7 +62,7 @@ async def responses(context: Context, request: Request) -> Response:
     async def whole() -> Response:
         generation, box = await begin()
         output = (await generation.finish())[0]
-        finished = await context.run(_whole, answer, output, box)
+        finished = await context.run(request, _whole, answer, output, box)
         return Response(encode(finished), media_type="application/json")
 
     return await while_present(request, whole())

@@ -1,0 +1,150 @@
+"""Who may come in: checked before a byte of a body is read, by a server and by the front of replicas."""
+
+import ipaddress
+import random
+from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from octavo.server.api.types import RequestId
+from octavo.server.auth import KeyRing
+from octavo.server.config import ServerConfig
+from octavo.server.errors import ApiError
+
+Scope = MutableMapping[str, Any]
+Headers = Mapping[bytes, bytes]
+
+_OPEN_PATHS = frozenset({"/", "/health", "/ping", "/ready"})
+# The page's files, which are the same for everybody.
+_PAGE = "/page/"
+_LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
+# Of two of these, a proxy and this server could believe different ones.
+_ONCE = (
+    b"host",
+    b"authorization",
+    b"x-api-key",
+    b"content-type",
+    b"content-length",
+    b"origin",
+    b"sec-fetch-site",
+)
+# Others than these change nothing.
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class Door:
+    """Lets requests in by their host, the page they come from, and their key.
+
+    Raises:
+        ConfigError: the keys cannot be read.
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._keys = KeyRing(config.read_keys())
+        self._open_paths = _OPEN_PATHS | ({"/metrics"} if config.public_metrics else set())
+        self._named_hosts = {host.lower() for host in config.allowed_hosts}
+        self._hosts = _LOCAL_HOSTS | {config.host.lower()} | self._named_hosts
+        # Without a key, a page in a browser could reach a local server under its own name (DNS rebinding).
+        self._checks_host = config.is_local and not self._keys and "*" not in self._named_hosts
+        # The system's own random numbers (uuid4) would give the interpreter to another thread for each.
+        self._ids = random.Random()
+
+    def check(self, scope: Scope, path: str, headers: Headers) -> None:
+        """Let a request in, and note in its scope who asks.
+
+        Args:
+            scope: gets octavo.request_id, the client's or a new one; octavo.holder, the digest of its key or
+                None; and octavo.sender, with whom the request shares what there is: key or address.
+            path: without the prefix of all routes.
+            headers: of the scope, by names in lower case.
+
+        Raises:
+            ApiError: 400 a header that may come once came twice, 401 no valid key, 403 another server's name,
+                or a foreign page.
+        """
+        scope["octavo.request_id"] = self._request_id(headers.get(b"x-request-id"))
+        scope["octavo.holder"] = None
+        if len(headers) < len(scope["headers"]):
+            _check_once([name for name, _ in scope["headers"]])
+        if self._checks_host and _host(headers.get(b"host", b"")) not in self._hosts:
+            raise ApiError(
+                403, "this server does not answer to that Host; see allowed_hosts", code="wrong_host"
+            )
+        self._check_page(scope, path, headers)
+        if self._keys:
+            scope["octavo.holder"] = self._keys.holder(headers)
+            if scope["octavo.holder"] is None and not self._is_open(path):
+                raise _no_key()
+        scope["octavo.sender"] = scope["octavo.holder"] or _address(scope)
+
+    def _check_page(self, scope: Scope, path: str, headers: Headers) -> None:
+        """Refuse pages of other origins what browsers let them ask for without seeing the answer.
+
+        Where there are keys, a page that sends one was given it; what others do is for our own page alone.
+
+        Raises:
+            ApiError: 403.
+        """
+        changes = scope["method"] not in _SAFE_METHODS and not self._keys
+        if (changes or path == "/live") and self._is_foreign(headers):
+            raise ApiError(
+                403, "this is not for pages of another origin; see allowed_hosts", code="foreign_page"
+            )
+
+    def _is_foreign(self, headers: Headers) -> bool:
+        """Return whether a page that is neither ours nor named in allowed_hosts sent a request."""
+        site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin")
+        if site in (b"same-origin", b"none") or (site is None and origin is None):
+            return False
+        where = (origin or b"").partition(b"://")[2].lower()
+        # Older browsers do not tell the site.
+        if site is None and where == headers.get(b"host", b"").lower():
+            return False
+        return "*" not in self._named_hosts and _host(where) not in self._named_hosts
+
+    def _is_open(self, path: str) -> bool:
+        return path in self._open_paths or path.startswith(_PAGE)
+
+    def _request_id(self, given: bytes | None) -> str:
+        """Return the client's id if it is one, else a new one."""
+        if given is not None:
+            with suppress(UnicodeDecodeError, msgspec.ValidationError):
+                return msgspec.convert(given.decode("ascii"), RequestId)
+        return f"{self._ids.getrandbits(128):032x}"
+
+
+def _check_once(names: list[bytes]) -> None:
+    for name in _ONCE:
+        if names.count(name) > 1:
+            text = f"expected the header {name.decode()} once, got it {names.count(name)} times"
+            raise ApiError(400, text, code="repeated_header")
+
+
+def _no_key() -> ApiError:
+    return ApiError(
+        401,
+        "expected a valid API key in the header Authorization: Bearer KEY, or x-api-key: KEY",
+        type="authentication_error",
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def _address(scope: Scope) -> bytes:
+    """Return a client's address; of IPv6 the network, in which one client may have any number."""
+    text = str((scope.get("client") or ("",))[0])
+    if ":" in text:
+        with suppress(ValueError):
+            address = ipaddress.IPv6Address(text.partition("%")[0])
+            return str(address.ipv4_mapped).encode() if address.ipv4_mapped else address.packed[:8]
+    return text.encode()
+
+
+def _host(header: bytes) -> str:
+    """Return the host of a Host header, without its port."""
+    text = header.decode("latin-1").lower()
+    if text.startswith("["):
+        return text.partition("]")[0] + "]"
+    return text.partition(":")[0]
