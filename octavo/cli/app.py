@@ -1,7 +1,8 @@
 """The commands. An error that the user can fix is one line on standard error.
 
 Exit codes: 0 done; 1 the output cannot be written, or (without a message) its reader left; 2 an option, a
-model or a prompt is wrong; 3 the engine failed; 130 Ctrl-C.
+model or a prompt is wrong; 3 the engine failed; 4 some lines of a batch have errors, the others are answered;
+130 Ctrl-C.
 """
 
 import sys
@@ -25,7 +26,7 @@ from octavo.cli.options import (
 )
 from octavo.cli.settings import add_sources
 from octavo.cli.streams import drop_output, prepare_streams
-from octavo.errors import EngineError, OctavoError
+from octavo.errors import EngineError, IncompleteBatchError, OctavoError
 
 Engine = Annotated[EngineOptions, Parameter(name="*")]
 # Arguments without a flag can only come from the command line.
@@ -113,6 +114,9 @@ def run_batch(
     engine: Engine = EngineOptions(),
 ) -> None:
     """Answer a file of requests in OpenAI's batch format, without a server.
+
+    A line that is no request gets an error in output_file, and the others are answered; if there is any
+    error, the exit code is 4.
 
     Args:
         model: as --model.
@@ -214,6 +218,8 @@ def run(arguments: Sequence[str] | None) -> None:
         leave(0)
     except EngineError as error:
         _fail(str(error), 3)
+    except IncompleteBatchError as error:
+        _fail(str(error), 4)
     except (OctavoError, CycloptsError) as error:
         _fail(str(error), 2)
     except KeyboardInterrupt:
