@@ -122,8 +122,8 @@ def check_uniform(
 
 
 def _check_tensors(q: Tensor, cache: LayerCache, num_sequences: int, options: ScoreOptions) -> None:
-    check_forward_only(q, cache.k, cache.v, cache.k_scale, cache.v_scale, options.sinks, options.alibi_slopes)
     _check_cache(cache)
+    check_forward_only(q, cache.k, cache.v, cache.k_scale, cache.v_scale, options.sinks, options.alibi_slopes)
     num_kv_heads, head_dim = cache.k.shape[2:]
     if q.dim() != 3 or q.shape[2] != head_dim or q.shape[1] % num_kv_heads or q.shape[1] == 0:
         raise InvalidArgumentError(

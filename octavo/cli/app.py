@@ -24,7 +24,7 @@ from octavo.cli.options import (
     ServeBenchOptions,
     ServeOptions,
 )
-from octavo.cli.settings import add_sources
+from octavo.cli.settings import add_sources, take_config
 from octavo.cli.streams import drop_output, prepare_streams
 from octavo.errors import EngineError, IncompleteBatchError, OctavoError
 
@@ -34,7 +34,9 @@ Texts = Annotated[list[str] | None, Parameter(show_env_var=False)]
 
 app = App(
     name="octavo",
-    help="A small, complete and fast LLM inference engine built on paged attention.",
+    help="A small, complete and fast LLM inference engine built on paged attention.\n\n"
+    "Options may also come from OCTAVO_... variables, and from octavo.toml in the working directory, or the "
+    "file that --config FILE or OCTAVO_CONFIG names.",
     version_flags=["--version"],
 )
 add_sources(app)
@@ -208,12 +210,7 @@ def run(arguments: Sequence[str] | None) -> None:
     """
     try:
         prepare_streams()
-        app(
-            list(sys.argv[1:] if arguments is None else arguments),
-            exit_on_error=False,
-            print_error=False,
-            result_action="return_none",
-        )
+        _run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
         leave(0)
     except EngineError as error:
@@ -231,6 +228,16 @@ def run(arguments: Sequence[str] | None) -> None:
     except OSError as error:
         drop_output()
         _fail(f"{error.filename or 'standard output'}: {error.strerror or error}", 1)
+
+
+def _run(arguments: Sequence[str]) -> None:
+    named, rest = take_config(arguments)
+    add_sources(app, named)
+    try:
+        app(rest, exit_on_error=False, print_error=False, result_action="return_none")
+    finally:
+        # Another call in this process names another file, or none.
+        add_sources(app)
 
 
 def _fail(message: str, exit_code: int) -> None:

@@ -133,7 +133,8 @@ def _read_secret(hint: object, tokens: Sequence[Token]) -> str:
     """
     if tokens[0].source == "cli":
         raise ValueError(
-            "keys come from --api-key-file, OCTAVO_API_KEY or octavo.toml: flags can be seen by others"
+            "keys come from --api-key-file, OCTAVO_API_KEY or a file that --config names: flags can be seen "
+            "by others"
         )
     return tokens[0].value
 
@@ -216,7 +217,7 @@ class ServeBenchOptions(LoadOptions):
     """Options of `octavo bench serve`. See LoadOptions.
 
     Attributes:
-        json: write all figures to this file, too.
+        json_file: write all figures to this file, too; --json is the flag's old name.
         plot: draw the times to this .png, .svg or .pdf file; needs matplotlib.
     """
 
@@ -226,5 +227,5 @@ class ServeBenchOptions(LoadOptions):
     api_key: Annotated[str | None, Parameter(converter=_read_secret, n_tokens=1)] = field(
         default=None, repr=False
     )
-    json: str | None = None
+    json_file: Annotated[str | None, Parameter(alias="--json")] = None
     plot: str | None = None
