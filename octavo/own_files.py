@@ -22,26 +22,54 @@ def foreign_because(path: Path | str, status: os.stat_result) -> str | None:
     # An image's files may be root's, which may replace anything anyway.
     if status.st_uid not in (0, os.geteuid()):
         return f"{path} belongs to user {status.st_uid}, not to you; chown it, or remove it"
-    if stat.S_ISLNK(status.st_mode) or status.st_mode & 0o022:
+    if status.st_mode & 0o022:
         return f"{path} can be changed by other users; run: chmod go-w {path}"
     return None
 
 
-@contextmanager
-def opened_unlinked(path: Path | str, folder: int | None = None, *, flags: int = 0) -> Iterator[int]:
-    """Open a file or folder for reading, and give its descriptor: what is checked by it cannot be swapped.
-
-    Args:
-        path: absolute, or a name in `folder`.
-        folder: descriptor of a folder.
-        flags: further ones, such as os.O_DIRECTORY.
+def make_own_folder(path: Path) -> None:
+    """Make a folder for the user alone, or check the one that is there. Its own name may not be a link.
 
     Raises:
-        OSError: it cannot be opened; ELOOP (or ENOTDIR with O_DIRECTORY): it is a link.
+        OSError: it cannot be made or opened.
+        ConfigError: it is a link or a file, or others own it or can change it.
     """
-    wanted = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | flags
-    descriptor = os.open(path, wanted, dir_fd=folder)
+    # Also where the umask would let the group write.
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with opened_own(path, os.O_DIRECTORY):
+        pass
+
+
+@contextmanager
+def opened_own(path: Path, flags: int = 0) -> Iterator[int]:
+    """Open a file or folder for reading, and give its descriptor, if it is the user's own and no link.
+
+    Args:
+        path: of it.
+        flags: further ones: os.O_DIRECTORY for a folder.
+
+    Raises:
+        OSError: it cannot be opened.
+        ConfigError: it is a link or of another kind, or others own it or can change it.
+    """
     try:
+        # O_NONBLOCK: nobody may write to a pipe that was put there.
+        wanted = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | flags
+        descriptor = os.open(path, wanted)
+    except OSError as error:
+        if error.errno == errno.ENOTDIR and flags & os.O_DIRECTORY and os.path.lexists(path):
+            raise ConfigError(f"{path} is a link or a file; remove it") from error
+        if error.errno == errno.ELOOP:
+            raise ConfigError(f"{path} is a link, which can be changed by other users; remove it") from error
+        raise
+    try:
+        status = os.fstat(descriptor)
+        is_right = stat.S_ISDIR if flags & os.O_DIRECTORY else stat.S_ISREG
+        reason = (
+            foreign_because(path, status) if is_right(status.st_mode) else f"{path} is no file; remove it"
+        )
+        if reason is not None:
+            raise ConfigError(reason)
         yield descriptor
     finally:
         os.close(descriptor)
