@@ -72,7 +72,7 @@ def add_sources(root: App, named: Path | None = None) -> None:
 
     root.config = (
         partial(_check_environment, options),
-        _read_environment,
+        cyclopts.config.Env(PREFIX, command=False),
         partial(_read_file, options, named),
         _check_integers,
     )
@@ -110,13 +110,6 @@ def _check_environment(
         for variable in variables:
             if variable not in known:
                 raise ConfigError(f"unknown environment variable {variable!r}{suggest(variable, known)}")
-
-
-def _read_environment(app: App, command: Command, arguments: ArgumentCollection) -> None:
-    """Read variables by the first name of each option; another name may be another command's."""
-    read = cyclopts.config.Env(PREFIX, command=False)
-    own = [argument for argument in arguments if PREFIX + _field_name(argument.name).upper() in os.environ]
-    read(app, command, ArgumentCollection(own))
 
 
 def _read_file(

@@ -213,7 +213,9 @@ def test_the_command_needs_no_torch(server: ScriptedServer, tmp_path: Path) -> N
         "import sys\nfrom octavo.cli import main\ntry: main(sys.argv[1:])\n"
         "finally: assert not {'torch', 'transformers', 'octavo.engine.engine'} & set(sys.modules)"
     )
-    flags = f"--base-url {server.url}/v1 --num-prompts 4 --goodput ttft:1000 --json {path} --plot {picture}"
+    flags = (
+        f"--base-url {server.url}/v1 --num-prompts 4 --goodput ttft:1000 --json-file {path} --plot {picture}"
+    )
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", code, "bench", "serve", *flags.split()],
         capture_output=True,

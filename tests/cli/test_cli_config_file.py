@@ -2,13 +2,15 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cyclopts import App
 from settings_cases import parse
 
 from octavo.cli import main
 from octavo.cli.app import app
-from octavo.cli.settings import SENSITIVE
+from octavo.cli.settings import SENSITIVE, _leaves, take_config
 from octavo.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("nothing_is_set")
@@ -37,6 +39,46 @@ def all_options() -> dict[str, set[tuple[str, ...]]]:
 
     walk(app, ())
     return found
+
+
+def kind_of(hint: object) -> str:
+    """Of a range of numbers one is enough, and a choice is a word."""
+    leaves = _leaves(hint) - {type(None), ...}
+    return " or ".join(sorted("str" if isinstance(leaf, str) else str(leaf) for leaf in leaves))
+
+
+def test_a_variable_has_one_meaning_in_all_commands() -> None:
+    """Trap: OCTAVO_JSON was a switch of `generate`, and the name of a file that `bench serve` wrote."""
+    kinds: dict[str, dict[tuple[str, ...], str]] = {}
+
+    def walk(part: App, path: tuple[str, ...]) -> None:
+        for name in part:
+            if not name.startswith("-"):
+                for argument in part[name].assemble_argument_collection():
+                    if argument.name.startswith("--"):
+                        kinds.setdefault(argument.name, {})[*path, name] = kind_of(argument.hint)
+                walk(part[name], (*path, name))
+
+    walk(app, ())
+    assert {"--json", "--json-file", "--device", "--input-len", "--api-key"} <= kinds.keys()
+    assert {name: found for name, found in kinds.items() if len(set(found.values())) > 1} == {}
+
+
+def test_names_that_begin_alike_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bound(*words: str) -> dict[str, Any]:
+        found = app.parse_args(list(words), exit_on_error=False, print_error=False)[1]
+        found.apply_defaults()
+        return found.arguments
+
+    monkeypatch.setenv("OCTAVO_JSON", "true")
+    write("json = true")
+    assert bound("bench", "serve")["load"].json_file is None
+    monkeypatch.setenv("OCTAVO_JSON_FILE", "figures")
+    assert bound("bench", "serve")["load"].json_file == "figures"
+    assert bound("generate")["json"] is True
+    monkeypatch.delenv("OCTAVO_JSON")
+    Path("octavo.toml").unlink()
+    assert bound("generate")["json"] is False
 
 
 def test_what_a_file_sets_is_said_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,8 +185,6 @@ def test_a_named_file_must_be_there(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_words_after_two_dashes_are_prompts() -> None:
-    from octavo.cli.settings import take_config
-
     assert take_config(["generate", "--", "--config", "x"]) == (None, ["generate", "--", "--config", "x"])
 
 
