@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 import torch
 from triton import knobs
-from triton.runtime.cache import FileCacheManager, get_cache_manager
+from triton.runtime.cache import CacheManager, get_cache_manager
 
 from octavo.engine.gpu.kernel_cache import KernelCache, sources_digest
 from octavo.errors import ConfigError
@@ -65,22 +65,20 @@ def test_a_link_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def manager(tmp_path: Path) -> Callable[[], FileCacheManager]:
+def manager(tmp_path: Path) -> Callable[[], CacheManager]:
     """What Triton asks for a kernel's files."""
     KernelCache(str(tmp_path / "kernels"))
     return lambda: get_cache_manager("00ff")
 
 
-def store(manager: FileCacheManager) -> str:
+def store(manager: CacheManager) -> str:
     path = manager.put(b"code", "kernel.cubin")
     manager.put_group("kernel.json", {"kernel.cubin": path})
     return path
 
 
 @pytest.mark.parametrize("umask", [0o002, 0o022, 0o077, 0o000])
-def test_kernels_are_found_again_whatever_the_umask(
-    manager: Callable[[], FileCacheManager], umask: int
-) -> None:
+def test_kernels_are_found_again_whatever_the_umask(manager: Callable[[], CacheManager], umask: int) -> None:
     previous = os.umask(umask)
     try:
         path = store(manager())
@@ -119,7 +117,7 @@ PLANTED = [by_anybody, by_the_group, a_link, a_pipe, *([another_users] if os.get
 @pytest.mark.parametrize("plant", PLANTED)
 @pytest.mark.parametrize("name", ["kernel.cubin", "__grp__kernel.json"])
 def test_files_that_others_could_have_written_are_compiled_again(
-    manager: Callable[[], FileCacheManager], name: str, plant: Callable[[Path], None]
+    manager: Callable[[], CacheManager], name: str, plant: Callable[[Path], None]
 ) -> None:
     path = Path(store(manager()))
     plant(path.with_name(name))
@@ -132,7 +130,7 @@ def test_files_that_others_could_have_written_are_compiled_again(
         assert manager().get_group("kernel.json") == {"kernel.cubin": str(path)}
 
 
-def test_a_group_leads_nowhere_else(manager: Callable[[], FileCacheManager], tmp_path: Path) -> None:
+def test_a_group_leads_nowhere_else(manager: Callable[[], CacheManager], tmp_path: Path) -> None:
     store(manager())
     (tmp_path / "planted").write_bytes(b"code")
     manager().put_group("kernel.json", {"kernel.cubin": str(tmp_path / "planted")})
@@ -141,7 +139,7 @@ def test_a_group_leads_nowhere_else(manager: Callable[[], FileCacheManager], tmp
 
 @pytest.mark.parametrize("plant", [lambda path: path.chmod(0o777), a_link])
 def test_a_kernels_folder_that_others_could_have_filled_is_refused(
-    manager: Callable[[], FileCacheManager], plant: Callable[[Path], None]
+    manager: Callable[[], CacheManager], plant: Callable[[Path], None]
 ) -> None:
     plant(Path(store(manager())).parent)
     with pytest.raises(ConfigError, match=r"can be changed by other users|is a link"):

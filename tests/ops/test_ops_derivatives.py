@@ -138,8 +138,7 @@ def test_a_graph_with_a_transform_inside_is_refused():
 
 def every_operator_of_a_cache():
     """The operators of octavo.attention and octavo.hf, likewise."""
-    sizes = {"num_layers": 1, "num_blocks": 4, "block_size": 4, "num_kv_heads": 2, "head_dim": 8}
-    cache = KVCache.allocate(**sizes).layer(0)
+    cache = KVCache.allocate(num_layers=1, num_blocks=4, block_size=4, num_kv_heads=2, head_dim=8).layer(0)
     q, slots = torch.randn(3, 4, 8), torch.tensor([0, 1, 2])
     keys = torch.randn(3, 2, 8)
     lens, table = torch.tensor([3], dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32)
@@ -154,9 +153,7 @@ def every_operator_of_a_cache():
         return forest_attention(q, cache, *arrays, scale=1.0, impl=impl)
 
     def hugging_face(q):
-        layer = torch.nn.Module()
-        layer.is_causal = True
-        return octavo_attention(layer, q, x, x, None)[0]
+        return octavo_attention(torch.nn.Module(), q, x, x, None, is_causal=True)[0]
 
     impls = [name for name, reason in available_impls("cpu", torch.float32).items() if reason is None]
     return {
