@@ -14,7 +14,7 @@ from tiny_model import TINY_LLAMA
 NEEDS_RAY = pytest.mark.skipif(find_spec("ray") is None, reason="needs octavo[ray]; see `make ray-test`")
 HERE = Path(__file__).parent
 KEY = "a-long-enough-key"
-OPTIONS = f"""
+OPTIONS = """
 load_format = "dummy"
 num_blocks = 2048
 block_size = 16
