@@ -121,9 +121,13 @@ def check_secret(path: Path, what: str) -> None:
 def _read(path: Path, what: str, max_bytes: int, flags: int, *, is_secret: bool) -> str:
     try:
         _check_links(path, what)
-        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags), "rb") as file:
-            _check_file(path, what, os.fstat(file.fileno()), is_secret=is_secret)
-            data = file.read(max_bytes + 1)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+        try:
+            _check_file(path, what, os.fstat(descriptor), is_secret=is_secret)
+            with open(descriptor, "rb", closefd=False) as file:
+                data = file.read(max_bytes + 1)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise ConfigError(f"{what} cannot be read: {error.strerror}") from error
     if len(data) > max_bytes:
