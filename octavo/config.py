@@ -76,8 +76,8 @@ class EngineConfig:
         prepare: on a GPU, compile every kernel and capture every CUDA graph before the engine is ready, so
             that no request waits for either. False: the first request that needs one waits for it.
         kernel_cache_dir: where compiled GPU kernels are kept, for this process and later ones. Default:
-            Triton's own, TRITON_CACHE_DIR or ~/.triton/cache. A CPU's are in XDG_CACHE_HOME/octavo or
-            ~/.cache/octavo.
+            TRITON_CACHE_DIR, else the folder triton in XDG_CACHE_HOME/octavo or ~/.cache/octavo, where those
+            of a CPU are. Only you and root may have the right to write there: see docs/security.md.
         tensor_parallel_size: processes, each with a GPU of its own (on a CPU: a share of the cores), that the
             network is cut over. It must divide the attention heads. See docs/scaling.md.
         expert_parallel: of a mixture of experts, each of these processes holds some experts whole, instead of

@@ -18,6 +18,7 @@ OctavoError
 |-- OutOfMemoryError                      weights or KV cache do not fit the device
 |-- NotReadyError                         the engine loads, or takes no more requests
 |-- QueueFullError                        too much waits already; come back later
+|-- IncompleteBatchError                  lines of a batch have errors instead of answers
 `-- EngineError                           the engine failed; a bug or a broken device
     `-- EngineDeadError                   it ended, or a step of it does not end
 """
@@ -89,6 +90,10 @@ class OutOfBlocksError(OctavoError):
 
 class OutOfMemoryError(OctavoError):
     """Weights or KV cache do not fit the device."""
+
+
+class IncompleteBatchError(OctavoError):
+    """Some lines of a batch have errors instead of answers; the others are answered."""
 
 
 class EngineError(OctavoError):

@@ -5,6 +5,7 @@ None of them waits for a GPU, except check_slots.
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from octavo.attention.cache import LayerCache
 from octavo.attention.float8 import FLOAT8
@@ -18,9 +19,35 @@ from octavo.errors import InvalidArgumentError
 _FLOAT8_INPUTS = (torch.float32, torch.bfloat16, torch.float16)
 
 
+def check_forward_only(*tensors: Tensor | None) -> None:
+    """Refuse to drop a derivative that the caller would expect: of reverse mode, forward mode or torch.func.
+
+    A transform of torch.func is refused whatever it wraps: what a call makes inside of it is wrapped, too.
+    """
+    given = [x for x in tensors if isinstance(x, Tensor)]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
+        raise InvalidArgumentError(
+            "these operators compute no gradients; call them under torch.no_grad() or torch.inference_mode()"
+        )
+    # torch.compile evaluates the next two conditions while it traces, so they hold in graphs, too.
+    if torch._C._functorch.maybe_current_level() is not None:
+        raise InvalidArgumentError(
+            "these operators compute no gradients and know no transforms of torch.func (grad, jvp, vmap...); "
+            "call them outside"
+        )
+    if forward_ad._current_level < 0 or not torch._C._is_fwd_grad_enabled():
+        return
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in given):
+        raise InvalidArgumentError(
+            "these operators compute no gradients, and the tangents of forward mode neither; call them under "
+            "torch.inference_mode(), or with the primals"
+        )
+
+
 def check_store(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> None:
     """Check the arguments of store_kv."""
     _check_cache(cache)
+    check_forward_only(k, v, cache.k, cache.v, cache.k_scale, cache.v_scale)
     check_writable("k_cache", cache.k)
     check_writable("v_cache", cache.v)
     for name, tensor, stored in (("k", k, cache.k), ("v", v, cache.v)):
@@ -96,6 +123,7 @@ def check_uniform(
 
 def _check_tensors(q: Tensor, cache: LayerCache, num_sequences: int, options: ScoreOptions) -> None:
     _check_cache(cache)
+    check_forward_only(q, cache.k, cache.v, cache.k_scale, cache.v_scale, options.sinks, options.alibi_slopes)
     num_kv_heads, head_dim = cache.k.shape[2:]
     if q.dim() != 3 or q.shape[2] != head_dim or q.shape[1] % num_kv_heads or q.shape[1] == 0:
         raise InvalidArgumentError(

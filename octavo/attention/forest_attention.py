@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention.cache import LayerCache
+from octavo.attention.checks import check_forward_only
 from octavo.attention.choice import choose_impl
 from octavo.attention.interface import paged_attention
 from octavo.attention.lengths import check_lengths
@@ -45,6 +46,7 @@ def forest_attention(
         InvalidArgumentError: a shape, dtype, device, length or block id does not fit.
         ConfigError: impl is unknown or cannot run here.
     """
+    check_forward_only(q)
     seq_lens, cu_seqlens_q, query_lens = check_lengths(seq_lens, cu_seqlens_q)
     metadata = AttentionMetadata(
         cu_seqlens_q=_to_device(cu_seqlens_q, q.device),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from octavo.errors import ConfigError
+from octavo.own_files import read_key_lines
 
 Endpoint = Literal["completions", "chat"]
 METRICS = ("ttft", "tpot", "e2el")
@@ -41,9 +42,10 @@ class LoadOptions:
         timeout: seconds that a request may take.
         goodput: limits in milliseconds, such as ttft:200 tpot:50 e2el:5000: requests per second that keep
             all of them are counted.
-        api_key: sent as a bearer token. Only from OCTAVO_API_KEY, OPENAI_API_KEY or octavo.toml: every user
-            of a machine sees the flags of every command.
-        api_key_file: a file whose first line is the key.
+        api_key: the server's keys, of which the first is sent as a bearer token. Only from OCTAVO_API_KEY,
+            OPENAI_API_KEY or a file that --config names: every user of a machine sees the flags of every
+            command.
+        api_key_file: a file with the server's keys, one per line, of which the first is sent.
     """
 
     base_url: str = "http://127.0.0.1:8000"
@@ -126,14 +128,12 @@ class LoadOptions:
             ConfigError: the file cannot be read or is empty.
         """
         if self.api_key_file is None:
-            return self.api_key or os.environ.get("OPENAI_API_KEY") or None
-        try:
-            lines = Path(self.api_key_file).read_text(encoding="utf-8").split()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"api_key_file {self.api_key_file} cannot be read: {error}") from error
-        if not lines:
+            # A server may have several, of which each will do.
+            return (self.api_key or "").split(",")[0].strip() or os.environ.get("OPENAI_API_KEY") or None
+        keys = read_key_lines(Path(self.api_key_file))
+        if not keys:
             raise ConfigError(f"api_key_file {self.api_key_file} holds no key")
-        return lines[0]
+        return keys[0]
 
 
 def _at_least(name: str, value: int, least: int) -> None:

@@ -1,5 +1,6 @@
 """Prompts to send, and when: the same ones for the same seed, on any machine."""
 
+import codecs
 import itertools
 import math
 from pathlib import Path
@@ -87,7 +88,7 @@ def _length(rng: Random, lengths: tuple[int, ...]) -> int:
 
 def _read_file(path: Path, is_chat: bool) -> list[Prompt]:
     try:
-        lines = path.read_bytes().splitlines()
+        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines()
     except OSError as error:
         raise ConfigError(f"prompts_file {path} cannot be read: {error.strerror}") from error
     prompts = [

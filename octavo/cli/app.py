@@ -1,7 +1,8 @@
 """The commands. An error that the user can fix is one line on standard error.
 
 Exit codes: 0 done; 1 the output cannot be written, or (without a message) its reader left; 2 an option, a
-model or a prompt is wrong; 3 the engine failed; 130 Ctrl-C.
+model or a prompt is wrong; 3 the engine failed; 4 some lines of a batch have errors, the others are answered;
+130 Ctrl-C.
 """
 
 import sys
@@ -24,9 +25,9 @@ from octavo.cli.options import (
     ServeBenchOptions,
     ServeOptions,
 )
-from octavo.cli.settings import add_sources
+from octavo.cli.settings import add_sources, take_config
 from octavo.cli.streams import drop_output, prepare_streams
-from octavo.errors import EngineError, OctavoError
+from octavo.errors import EngineError, IncompleteBatchError, OctavoError
 
 Engine = Annotated[EngineOptions, Parameter(name="*")]
 Quiet = Annotated[bool, in_group("Logging")]
@@ -35,7 +36,9 @@ Texts = Annotated[list[str] | None, Parameter(show_env_var=False)]
 
 app = App(
     name="octavo",
-    help="A small, complete and fast LLM inference engine built on paged attention.",
+    help="A small, complete and fast LLM inference engine built on paged attention.\n\n"
+    "Options may also come from OCTAVO_... variables, and from octavo.toml in the working directory, or the "
+    "file that --config FILE or OCTAVO_CONFIG names.",
     version_flags=["--version"],
 )
 add_sources(app)
@@ -117,6 +120,9 @@ def run_batch(
     engine: Engine = EngineOptions(),
 ) -> None:
     """Answer a file of requests in OpenAI's batch format, without a server.
+
+    A line that is no request gets an error in output_file, and the others are answered; if there is any
+    error, the exit code is 4.
 
     Args:
         model: as --model.
@@ -207,19 +213,13 @@ def run(arguments: Sequence[str] | None) -> None:
         SystemExit: with the exit code, unless it is 0.
     """
     try:
-        arguments = list(sys.argv[1:] if arguments is None else arguments)
-        # A server answers on sockets.
-        prepare_streams(needs_output=arguments[:1] != ["serve"])
-        app(
-            arguments,
-            exit_on_error=False,
-            print_error=False,
-            result_action="return_none",
-        )
+        _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
         leave(0)
     except EngineError as error:
         _fail(str(error), 3)
+    except IncompleteBatchError as error:
+        _fail(str(error), 4)
     except CycloptsError as error:
         # The tables of other servers' options are read only then.
         from octavo.cli.elsewhere.answers import explained
@@ -236,6 +236,18 @@ def run(arguments: Sequence[str] | None) -> None:
     except OSError as error:
         drop_output()
         _fail(f"{error.filename or 'standard output'}: {error.strerror or error}", 1)
+
+
+def _run(arguments: Sequence[str]) -> None:
+    named, rest = take_config(arguments)
+    # A server answers on sockets.
+    prepare_streams(needs_output=rest[:1] != ["serve"])
+    add_sources(app, named)
+    try:
+        app(rest, exit_on_error=False, print_error=False, result_action="return_none")
+    finally:
+        # Another call in this process names another file, or none.
+        add_sources(app)
 
 
 def _fail(message: str, exit_code: int) -> None:

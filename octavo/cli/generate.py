@@ -54,7 +54,9 @@ def _print(output: RequestOutput) -> None:
 def _prompts_from_stdin() -> list[str]:
     if sys.stdin.isatty():
         raise PromptError("give prompts as arguments, or one per line on standard input")
-    prompts = [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    # Some editors begin a file with a byte order mark.
+    lines = sys.stdin.read().removeprefix("\ufeff").split("\n")
+    prompts = [line for line in lines if line.strip()]
     check_text(prompts, "standard input", sys.stdin.encoding)
     if not prompts:
         raise PromptError("standard input holds no prompt; give one per line")

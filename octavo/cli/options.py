@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter, Token
 from cyclopts.validators import Number
@@ -193,7 +193,8 @@ def _read_secret(hint: object, tokens: Sequence[Token]) -> str:
     """
     if tokens[0].source == "cli":
         raise ValueError(
-            "keys come from --api-key-file, OCTAVO_API_KEY or octavo.toml: flags can be seen by others"
+            "keys come from --api-key-file, OCTAVO_API_KEY or a file that --config names: flags can be seen "
+            "by others"
         )
     return tokens[0].value
 
@@ -215,7 +216,7 @@ class BenchOptions:
 
     Attributes:
         num_prompts: requests, all submitted at once.
-        input_len: prompt tokens of each.
+        input_len: prompt tokens of each, shared ones included.
         output_len: generated tokens of each.
         shared_prefix_len: leading prompt tokens that all requests share.
         num_warmup: requests run before the measurement.
@@ -248,7 +249,7 @@ class PrefixBenchOptions:
         head_dim: head dimension.
         block_size: tokens per KV block. Default: 64 on a GPU, 16 on a CPU.
         dtype: type of queries and cache; auto is bfloat16 on a GPU, float32 on a CPU.
-        device: auto takes a GPU when there is one.
+        device: "cpu", "cuda", "cuda:1"...; auto takes a GPU when there is one.
         plot: draw the curves to this .png, .svg or .pdf file; needs matplotlib.
     """
 
@@ -261,7 +262,7 @@ class PrefixBenchOptions:
     head_dim: Annotated[int, _POSITIVE] = 128
     block_size: Annotated[int | None, _POSITIVE] = None
     dtype: DType = "auto"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: str = "auto"
     plot: str | None = None
 
     def __post_init__(self) -> None:
@@ -280,7 +281,7 @@ class ServeBenchOptions(LoadOptions):
     """Options of `octavo bench serve`. See LoadOptions.
 
     Attributes:
-        json: write all figures to this file, too.
+        json_file: write all figures to this file, too.
         plot: draw the times to this .png, .svg or .pdf file; needs matplotlib.
     """
 
@@ -290,5 +291,5 @@ class ServeBenchOptions(LoadOptions):
     api_key: Annotated[str | None, Parameter(converter=_read_secret, n_tokens=1)] = field(
         default=None, repr=False
     )
-    json: str | None = None
+    json_file: str | None = None
     plot: str | None = None

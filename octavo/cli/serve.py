@@ -15,7 +15,7 @@ from octavo.cli.interrupts import raise_on_interrupt
 from octavo.cli.leaving import leave_at_once
 from octavo.cli.streams import say
 from octavo.config import EngineConfig
-from octavo.errors import ConfigError, EngineDeadError, EngineError, OctavoError
+from octavo.errors import ConfigError, EngineDeadError, EngineError, IncompleteBatchError, OctavoError
 from octavo.install_hint import install_extra
 from octavo.progress import Report, progress_bar
 from octavo.server.address import check_address, url_of
@@ -25,6 +25,7 @@ from octavo.server.restart.supervisor import READY, Child, supervise
 
 if TYPE_CHECKING:
     from octavo.server.app import Gate
+    from octavo.server.batch import BatchLine, BatchRequest
     from octavo.server.loop.engine_loop import EngineLoop
     from octavo.server.replicas.family import Role
 
@@ -139,16 +140,34 @@ def run_batch(
 
     Raises:
         ConfigError: a library is missing.
-        PromptError: a line is not a request of a batch.
+        PromptError: the file has too many lines.
+        IncompleteBatchError: some lines have errors; all others are answered.
         OctavoError: the model cannot be loaded, or the engine died.
         OSError: a file cannot be read or written.
     """
     config = _prepared(model, config)
-    from octavo.server.batch import answer_all, read_batch
+    from octavo.server.batch import BatchRequest, read_batch, write_lines
 
     requests = read_batch(input_file)
     if output_file.exists() and output_file.samefile(input_file):
         raise ConfigError(f"output_file must be another file than input_file, got {output_file} for both")
+    if any(isinstance(request, BatchRequest) for request in requests):
+        num_failed = _answer_batch(config, requests, output_file, quiet)
+    else:
+        # No model is loaded for nothing, such as for a wrong file.
+        num_failed = write_lines(requests, output_file)
+    print(f"octavo: {len(requests) - num_failed} of {len(requests)} requests were answered: {output_file}")
+    if num_failed:
+        raise IncompleteBatchError(
+            f"{num_failed} of {len(requests)} requests failed; their lines in {output_file} say why"
+        )
+
+
+def _answer_batch(
+    config: EngineConfig, requests: "list[BatchRequest | BatchLine]", output_file: Path, quiet: bool
+) -> int:
+    from octavo.server.batch import answer_all
+
     # No other client sends anything or leaves, so only the number of requests at a time needs a limit.
     server = ServerConfig(max_num_queued_reqs=2**30, max_num_queued_tokens=2**40, queue_timeout_s=0)
     configure_logging(server)
@@ -157,14 +176,13 @@ def run_batch(
         loop, gate = _make(config, server, report, Child())
         loop.start()
         try:
-            num_failed = asyncio.run(answer_all(gate, loop, requests, output_file, report))
+            return asyncio.run(answer_all(gate, loop, requests, output_file, report))
         except EngineDeadError as error:
             was_ready = loop.stats().engine is not None
             raise _explained(loop.error or error, was_ready=was_ready) from error
         finally:
             loop.stop()
             gate.context.close()
-    print(f"octavo: {len(requests) - num_failed} of {len(requests)} requests were answered: {output_file}")
 
 
 def _prepared(model: str | None, config: EngineConfig) -> EngineConfig:

@@ -19,6 +19,7 @@ from octavo.models.config import ModelConfig
 from octavo.models.formats.dummy import DummyMxfp4, DummyWeights
 from octavo.models.formats.gguf.config import gguf_to_hf_config
 from octavo.models.formats.gguf.file import GGUFFile
+from octavo.models.formats.gguf.parts import only_model
 from octavo.models.formats.gguf.weights import GGUFWeights
 from octavo.models.formats.mxfp4 import Mxfp4Scheme
 from octavo.models.formats.safetensors import SafetensorsWeights
@@ -193,6 +194,10 @@ def _kind_of_path(path: Path) -> Literal["folder", "file"] | None:
 
 
 def _folder_source(path: Path, load_format: LoadFormat) -> ModelSource:
+    if _kind_of_path(path / CONFIG_NAME) != "file":
+        gguf = only_model(path)
+        if gguf is not None:
+            return _file_source(gguf, load_format)
     _check_load_format("folder", path, load_format)
     if _kind_of_path(path / CONFIG_NAME) != "file":
         raise ModelNotFoundError(

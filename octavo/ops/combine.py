@@ -4,14 +4,13 @@ import torch
 from torch import Tensor
 
 from octavo.attention import merge
-from octavo.attention.checks import check_writable
+from octavo.attention.checks import check_forward_only, check_writable
 from octavo.errors import InvalidArgumentError
 from octavo.ops.arguments import Window
 from octavo.ops.checks.refusals import (
     check_device,
     check_dtype,
     check_floats,
-    check_forward_only,
     check_tensor,
 )
 

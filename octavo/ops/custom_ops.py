@@ -7,6 +7,7 @@ compiled graph they call append and attend directly: the dispatcher would cost m
 import torch
 from torch import Tensor
 
+from octavo.attention.checks import check_forward_only
 from octavo.errors import InvalidArgumentError
 from octavo.ops import append as eager_append
 from octavo.ops import attend as eager_attend
@@ -38,6 +39,7 @@ def append_op(
     queries_advance: bool = False,
 ) -> Tensor:
     """See octavo.ops.append.append; returns the rotated queries, without rotary embedding an empty tensor."""
+    check_forward_only(q, k, v, k_cache, v_cache, k_scale, v_scale, cos, sin)
     queries = Queries(q, cu_seqlens_q, used_q, q.shape[0], length_q)
     new = NewKeys(k, v, cu_seqlens_k, length_k, cached_lens, begin, block_table, k_scale, v_scale)
     rotary = None
@@ -79,6 +81,7 @@ def attend_op(
     num_splits: int,
 ) -> tuple[Tensor, Tensor]:
     """See octavo.ops.attend.attend."""
+    check_forward_only(q, k, v, k_scale, v_scale, alibi_slopes, sinks)
     call = Call(
         Queries(q, cu_seqlens_q, used, max_len, length),
         Keys(k, v, block_table, seq_lens, begin, k_scale, v_scale),

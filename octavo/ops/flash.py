@@ -9,8 +9,9 @@ from typing import Any, Literal, overload
 
 from torch import Tensor
 
+from octavo.attention.checks import check_forward_only
 from octavo.ops.arguments import Window, read_window
-from octavo.ops.checks.refusals import check_forward_only, check_shape, refuse_missing
+from octavo.ops.checks.refusals import check_shape, refuse_missing
 from octavo.ops.given import Attended, Lengths, News, Options, Places
 from octavo.ops.run import run_cached, shape_lse
 

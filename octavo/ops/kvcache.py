@@ -4,9 +4,10 @@ from typing import Any, Literal, overload
 
 from torch import Tensor
 
+from octavo.attention.checks import check_forward_only
 from octavo.errors import InvalidArgumentError
 from octavo.ops.arguments import Window, read_window
-from octavo.ops.checks.refusals import check_forward_only, refuse
+from octavo.ops.checks.refusals import refuse
 from octavo.ops.given import Lengths, News, Options, Places, Plan
 from octavo.ops.run import run_cached, shape_lse
 

@@ -4,12 +4,11 @@ from typing import Any, Literal, overload
 
 from torch import Tensor
 
-from octavo.attention.checks import check_writable
+from octavo.attention.checks import check_forward_only, check_writable
 from octavo.ops.arguments import Window, check_maximum, read_window
 from octavo.ops.checks.refusals import (
     check_device,
     check_dtype,
-    check_forward_only,
     check_shape,
     refuse_missing,
 )

@@ -6,6 +6,7 @@ import ssl
 from pathlib import Path
 
 from octavo.errors import ConfigError
+from octavo.own_files import check_secret
 from octavo.server.config import ServerConfig
 
 
@@ -67,3 +68,4 @@ def _check_certificate(config: ServerConfig) -> None:
             f"ssl_certfile {config.ssl_certfile} and ssl_keyfile {config.ssl_keyfile} cannot be used: "
             f"{getattr(error, 'reason', None) or error}"
         ) from error
+    check_secret(Path(config.ssl_keyfile), f"ssl_keyfile {config.ssl_keyfile}")

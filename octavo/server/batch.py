@@ -4,17 +4,24 @@
     {"id": "batch_req_...", "custom_id": "a", "error": null,
      "response": {"status_code": 200, "request_id": "...", "body": {...}}}
 
+    a line that is no request
+    {"id": "batch_req_...", "custom_id": null, "response": null,
+     "error": {"code": "invalid_request", "message": "line 2: ...", "line": 2}}
+
 Each request passes the same gate as over HTTP, so limits, errors and answers are the same. Lines are written
-as answers come, in any order.
+as answers come, in any order. A line that is no request is answered by an error of its own; the others run.
 """
 
 import asyncio
+import codecs
 import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from io import BufferedReader
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from starlette.types import Message, Scope
 
 from octavo.errors import EngineDeadError, PromptError
@@ -27,15 +34,24 @@ _NUM_AT_ONCE = 1024
 # As OpenAI's.
 _MAX_REQUESTS = 50_000
 _MAX_LINE_BYTES = 8 << 20
+# Bytes of such a line that are read at a time to find its end.
+_PIECE_BYTES = 1 << 20
 
 
 class BatchRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """One line of a batch."""
+    """One line of a batch.
+
+    Attributes:
+        custom_id: the client's name of the line, another one for each.
+        method: how the body would be sent.
+        url: where.
+        body: its own bytes, which the gate reads as it would over HTTP.
+    """
 
     custom_id: Annotated[str, Meta(min_length=1, max_length=512)]
     method: Literal["POST"] = "POST"
     url: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
-    body: dict[str, Any]
+    body: Raw
 
 
 class BatchResponse(Struct, kw_only=True):
@@ -43,63 +59,128 @@ class BatchResponse(Struct, kw_only=True):
 
     status_code: int
     request_id: str
-    body: msgspec.Raw
+    body: Raw
+
+
+class BatchError(Struct, kw_only=True):
+    """Why a line has no response: a code for programs, a sentence, and the line's number in the input."""
+
+    code: str
+    message: str
+    line: int | UnsetType = UNSET
 
 
 class BatchLine(Struct, kw_only=True):
-    """One line of the answers."""
+    """One line of the answers: a response or an error.
+
+    Attributes:
+        custom_id: that of the request; None where its line has none that can be read.
+    """
 
     id: str
-    custom_id: str
-    response: BatchResponse
-    error: None = None
+    custom_id: str | None
+    response: BatchResponse | None = None
+    error: BatchError | None = None
+
+    @property
+    def is_answered(self) -> bool:
+        """True if the request succeeded."""
+        return self.response is not None and self.response.status_code == 200
 
 
-def read_batch(path: Path) -> list[BatchRequest]:
-    """Read a batch; empty lines do not count.
+class _Asked(Struct):
+    """The field of a body that a batch refuses."""
+
+    stream: object = None
+
+
+def read_batch(path: Path) -> list[BatchRequest | BatchLine]:
+    """Read a batch: requests, and answers to the lines that are none. Empty lines do not count.
 
     Raises:
-        PromptError: a line is too long or not a request, two have one custom_id, one is to be streamed, or
-            there are too many.
+        PromptError: there are too many lines.
         OSError: the file cannot be read.
     """
-    requests: list[BatchRequest] = []
+    found: list[BatchRequest | BatchLine] = []
     seen: set[str] = set()
     with path.open("rb") as file:
-        for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE_BYTES + 1), b""), 1):
+        for number, line in enumerate(_lines(file), 1):
+            # Some editors begin a file with a byte order mark, and files are put behind each other.
+            line = line.removeprefix(codecs.BOM_UTF8)
             if not line.strip():
                 continue
-            request = _read_line(line, f"{path}, line {number}")
-            if request.custom_id in seen:
-                raise PromptError(f"{path}, line {number}: custom_id {request.custom_id!r} was there before")
-            if len(requests) == _MAX_REQUESTS:
+            if len(found) == _MAX_REQUESTS:
                 raise PromptError(f"{path}: expected at most {_MAX_REQUESTS} requests; split the file")
-            seen.add(request.custom_id)
-            requests.append(request)
-    return requests
+            found.append(_read_line(line, number, seen))
+    return found
 
 
-def _read_line(line: bytes, where: str) -> BatchRequest:
+def _lines(file: BufferedReader) -> Iterator[bytes]:
+    """Yield lines; of one that is too long, as much as tells that it is."""
+    while line := file.readline(_MAX_LINE_BYTES + 1):
+        yield line
+        while line and not line.endswith(b"\n"):
+            line = file.readline(_PIECE_BYTES)
+
+
+def _read_line(line: bytes, number: int, seen: set[str]) -> BatchRequest | BatchLine:
+    """Return a request, whose custom_id is `seen` from then on, or the answer to a line that is none."""
     if len(line) > _MAX_LINE_BYTES:
-        raise PromptError(f"{where}: expected at most {_MAX_LINE_BYTES} bytes")
+        return _refused(line, number, "line_too_long", f"expected at most {_MAX_LINE_BYTES} bytes")
     try:
         request = msgspec.json.decode(line, type=BatchRequest)
+        asked = msgspec.json.decode(request.body, type=_Asked)
+    except msgspec.ValidationError as error:
+        return _refused(line, number, "invalid_request", f"expected a request of a batch: {error}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise PromptError(f"{where}: expected a request of a batch: {error}") from error
-    if request.body.get("stream"):
-        raise PromptError(f"{where}: the answers of a batch are not streamed; leave out stream")
+        return _refused(line, number, "invalid_json", f"expected a JSON object: {error}")
+    if asked.stream:
+        return _refused(
+            line, number, "invalid_request", "the answers of a batch are not streamed; leave out stream"
+        )
+    if request.custom_id in seen:
+        what = f"custom_id {request.custom_id!r} was there before"
+        return _refused(line, number, "duplicate_custom_id", what)
+    seen.add(request.custom_id)
     return request
 
 
+def _refused(line: bytes, number: int, code: str, message: str) -> BatchLine:
+    error = BatchError(code=code, message=f"line {number}: {message}", line=number)
+    return BatchLine(id=_new_id(), custom_id=_custom_id_of(line), error=error)
+
+
+def _custom_id_of(line: bytes) -> str | None:
+    """Return the custom_id of a line that is no request, if it has one."""
+    if len(line) > _MAX_LINE_BYTES:
+        return None
+    try:
+        found = msgspec.json.decode(line, type=dict[str, Raw]).get("custom_id", Raw(b"null"))
+        return msgspec.json.decode(found, type=str | None)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _new_id() -> str:
+    return f"batch_req_{uuid.uuid4().hex}"
+
+
+def write_lines(lines: Iterable[BatchRequest | BatchLine], output: Path) -> int:
+    """Write the answers to lines of which none is a request; return how many there are."""
+    written = [msgspec.json.encode(line) + b"\n" for line in lines]
+    output.write_bytes(b"".join(written))
+    return len(written)
+
+
 async def answer_all(
-    gate: Gate, loop: EngineLoop, requests: list[BatchRequest], output: Path, report: Report
+    gate: Gate, loop: EngineLoop, requests: Sequence[BatchRequest | BatchLine], output: Path, report: Report
 ) -> int:
     """Write all answers to a file, each as soon as it is complete; return how many are errors.
 
     Args:
         gate: the application.
         loop: started.
-        requests: with different ids.
+        requests: with different ids, and lines that are answered already.
         output: the file, which is overwritten.
         report: moves a progress bar.
 
@@ -111,7 +192,9 @@ async def answer_all(
     turns = asyncio.Semaphore(_NUM_AT_ONCE)
     num_failed = num_done = 0
 
-    async def answer(request: BatchRequest) -> BatchLine:
+    async def answer(request: BatchRequest | BatchLine) -> BatchLine:
+        if isinstance(request, BatchLine):
+            return request
         async with turns:
             return await _answer(gate, request)
 
@@ -121,7 +204,7 @@ async def answer_all(
             if loop.error is not None:
                 raise EngineDeadError(f"the engine died after {num_done} of {len(requests)} requests")
             file.write(msgspec.json.encode(line) + b"\n")
-            num_failed += line.response.status_code != 200
+            num_failed += not line.is_answered
             num_done += 1
             report("answering", num_done, len(requests))
     return num_failed
@@ -137,7 +220,7 @@ async def _answer(gate: Gate, request: BatchRequest) -> BatchLine:
         "query_string": b"",
         "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
     }
-    incoming = [msgspec.json.encode(request.body)]
+    incoming = [bytes(request.body)]
     sent: list[Message] = []
 
     async def receive() -> Message:
@@ -149,10 +232,15 @@ async def _answer(gate: Gate, request: BatchRequest) -> BatchLine:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    await gate(scope, receive, send)
-    response = BatchResponse(
-        status_code=sent[0]["status"],
-        request_id=scope["octavo.request_id"],
-        body=msgspec.Raw(b"".join(message.get("body", b"") for message in sent[1:])),
-    )
-    return BatchLine(id=f"batch_req_{uuid.uuid4().hex}", custom_id=request.custom_id, response=response)
+    error = response = None
+    try:
+        await gate(scope, receive, send)
+        response = BatchResponse(
+            status_code=sent[0]["status"],
+            request_id=scope["octavo.request_id"],
+            body=Raw(b"".join(message.get("body", b"") for message in sent[1:])),
+        )
+    except Exception as failure:
+        # The gate turns errors into answers, unless one has begun. The other requests go on.
+        error = BatchError(code="server_error", message=f"internal error: {type(failure).__name__}")
+    return BatchLine(id=_new_id(), custom_id=request.custom_id, response=response, error=error)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from octavo.errors import ConfigError
+from octavo.own_files import read_key_lines
 
 ToolCallParser = Literal[
     "auto", "none", "hermes", "qwen3_coder", "llama3_json", "mistral", "harmony", "response_template"
@@ -29,9 +30,10 @@ class ServerConfig:
         ssl_keyfile: PEM private key.
         root_path: prefix of all routes behind a proxy that does not strip it, such as /llm.
         served_model_name: the name that clients give as `model`. Default: the model's.
-        api_key: keys that clients may send, separated by commas. Only from OCTAVO_API_KEY or octavo.toml:
-            every user of a machine sees the flags of every command.
-        api_key_file: a file with one key per line; empty lines and lines that begin with # do not count.
+        api_key: keys that clients may send, separated by commas. Only from OCTAVO_API_KEY or a file that
+            --config names: every user of a machine sees the flags of every command.
+        api_key_file: a file with one key per line; empty lines and lines that begin with # do not count. It
+            is refused if every user of the machine can read it, or others than you and root can change it.
         insecure: bind a public address without a key.
         public_metrics: let /metrics be read without a key.
         allowed_hosts: further Host headers to answer to when there is no key; * allows any.
@@ -147,11 +149,12 @@ class ServerConfig:
         """Return all keys.
 
         Raises:
-            ConfigError: the file cannot be read, there is no key in it, or a key is too short to be one.
+            ConfigError: the file cannot be read, others can read it, there is no key in it, or a key is too
+                short to be one.
         """
         keys = [key.strip() for key in (self.api_key or "").split(",")]
         if self.api_key_file is not None:
-            keys += _lines(Path(self.api_key_file))
+            keys += read_key_lines(Path(self.api_key_file))
         keys = [key for key in keys if key]
         if self.has_keys and not keys:
             raise ConfigError("expected at least one API key, got none; write one key per line")
@@ -162,14 +165,6 @@ class ServerConfig:
                     "characters"
                 )
         return keys
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"api_key_file {path} cannot be read: {error}") from error
-    return [line.strip() for line in lines if not line.lstrip().startswith("#")]
 
 
 def _one_of(name: str, value: str, valid: tuple[str, ...]) -> None:

@@ -117,6 +117,40 @@ def test_a_folder_that_cannot_be_written_says_so(cache_home, instant_compiler, m
         load_library()
 
 
+def test_a_umask_for_groups_changes_nothing(cache_home, instant_compiler):
+    """Where users have a group each, all their files may be written by the group."""
+    previous = os.umask(0o002)
+    try:
+        load_library()
+        load_library()
+    finally:
+        os.umask(previous)
+    assert [path.stat().st_mode & 0o777 for path in (cache_home, *cache_home.iterdir())] == [0o700, 0o700]
+
+
+@pytest.mark.parametrize("planted", ["pipe", "folder", "group"])
+def test_what_is_no_file_of_our_own_is_not_loaded(cache_home, instant_compiler, planted):
+    load_library()
+    library = cache_home / os.listdir(cache_home)[0]
+    if planted == "group":
+        library.chmod(0o720)
+    else:
+        library.unlink()
+        (os.mkfifo if planted == "pipe" else os.mkdir)(library, 0o700)
+    with pytest.raises(KernelUnavailableError, match=r"is no file; remove it|can be changed by other users"):
+        load_library()
+    assert len(instant_compiler[1]) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_library_of_another_user_is_not_loaded(cache_home, instant_compiler):
+    load_library()
+    os.chown(cache_home / os.listdir(cache_home)[0], 12345, 12345)
+    with pytest.raises(KernelUnavailableError, match="belongs to user 12345"):
+        load_library()
+    assert len(instant_compiler[1]) == 1
+
+
 def test_a_linked_folder_is_refused(cache_home, instant_compiler, tmp_path):
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     cache_home.symlink_to(tmp_path / "elsewhere")

@@ -164,14 +164,19 @@ def test_servers_that_tell_less(server: ScriptedServer) -> None:
 
 def test_keys(server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-environment")
-    (tmp_path / "key").write_text("sk-file\n")
+    (tmp_path / "key").touch(mode=0o600)
+    # As the server reads it.
+    (tmp_path / "key").write_text("\ufeff# ours\r\n\r\nsk-file\r\nsk-other\r\n", newline="")
     figures_of(server, num_prompts=1)
-    figures_of(server, num_prompts=1, api_key="sk-own")
+    figures_of(server, num_prompts=1, api_key="sk-own, sk-other")
     figures_of(server, num_prompts=1, api_key_file=str(tmp_path / "key"))
     keys = [asked["key"] for asked in server.script.asked]
     assert keys == ["Bearer sk-environment", "Bearer sk-own", "Bearer sk-file"]
     with pytest.raises(ConfigError, match="cannot be read"):
         figures_of(server, api_key_file=str(tmp_path / "none"))
+    (tmp_path / "key").chmod(0o644)
+    with pytest.raises(ConfigError, match=r"every user of this machine; run: chmod o-r"):
+        figures_of(server, api_key_file=str(tmp_path / "key"))
 
 
 def test_nobody_there() -> None:
@@ -208,7 +213,9 @@ def test_the_command_needs_no_torch(server: ScriptedServer, tmp_path: Path) -> N
         "import sys\nfrom octavo.cli import main\ntry: main(sys.argv[1:])\n"
         "finally: assert not {'torch', 'transformers', 'octavo.engine.engine'} & set(sys.modules)"
     )
-    flags = f"--base-url {server.url}/v1 --num-prompts 4 --goodput ttft:1000 --json {path} --plot {picture}"
+    flags = (
+        f"--base-url {server.url}/v1 --num-prompts 4 --goodput ttft:1000 --json-file {path} --plot {picture}"
+    )
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", code, "bench", "serve", *flags.split()],
         capture_output=True,

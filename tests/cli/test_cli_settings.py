@@ -8,6 +8,7 @@ from settings_cases import as_flags, as_toml, as_variable, parse
 
 from octavo import EngineConfig, SamplingParams
 from octavo.cli.options import ChatSampling, GenerateSampling
+from octavo.cli.settings import SENSITIVE
 from octavo.errors import SamplingParamsError
 
 pytestmark = pytest.mark.usefixtures("nothing_is_set")
@@ -90,7 +91,11 @@ def test_every_field_is_a_variable(name: str, value: object, monkeypatch: pytest
         for in_table in (False, True)
     ],
 )
-def test_every_field_is_a_key_of_the_file(name: str, value: object, in_table: bool) -> None:
+def test_every_field_is_a_key_of_the_file(
+    name: str, value: object, in_table: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name in SENSITIVE:
+        monkeypatch.setenv("OCTAVO_CONFIG", "octavo.toml")
     key = f"[generate]\n{name.replace('_', '-')}" if in_table else name
     Path("octavo.toml").write_text(f"{key} = {as_toml(value)}")
     assert parse("generate")[name] == value

@@ -1,6 +1,7 @@
 """The folder of compiled kernels: checked before it is used."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ pytest.importorskip("triton")
 
 import torch
 from triton import knobs
+from triton.runtime.cache import CacheManager, get_cache_manager
 
 from octavo.engine.gpu.kernel_cache import KernelCache, sources_digest
 from octavo.errors import ConfigError
@@ -16,9 +18,9 @@ from octavo.errors import ConfigError
 
 @pytest.fixture(autouse=True)
 def kept_folder() -> object:
-    folder = knobs.cache.dir
+    folder, manager = knobs.cache.dir, knobs.cache.manager_class
     yield
-    knobs.cache.dir = folder
+    knobs.cache.dir, knobs.cache.manager_class = folder, manager
 
 
 def test_a_new_folder_is_made_for_its_owner_alone_and_used(tmp_path: Path) -> None:
@@ -37,13 +39,116 @@ def test_files_that_vanish_while_they_are_counted_do_not_count(tmp_path: Path) -
     assert cache.num_bytes == 5
 
 
-def test_the_default_is_tritons(tmp_path: Path) -> None:
+def test_the_default_is_what_triton_was_told(tmp_path: Path) -> None:
     knobs.cache.dir = str(tmp_path)
     assert KernelCache(None).folder == tmp_path
 
 
-def test_a_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o777)
+def test_else_it_is_beside_the_kernels_of_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the umask lets the group write, Triton's own folder would be refused."""
+    knobs.cache.dir = knobs.cache.get_triton_dir("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    previous = os.umask(0o002)
+    try:
+        folder = KernelCache(None).folder
+    finally:
+        os.umask(previous)
+    assert folder == tmp_path / "home" / "octavo" / "triton"
+    assert [path.stat().st_mode & 0o777 for path in (folder, folder.parent)] == [0o700, 0o700]
+
+
+def test_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / "kernels").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="kernels is a link or a file; remove it"):
+        KernelCache(str(tmp_path / "kernels"))
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Callable[[], CacheManager]:
+    """What Triton asks for a kernel's files."""
+    KernelCache(str(tmp_path / "kernels"))
+    return lambda: get_cache_manager("00ff")
+
+
+def store(manager: CacheManager) -> str:
+    path = manager.put(b"code", "kernel.cubin")
+    manager.put_group("kernel.json", {"kernel.cubin": path})
+    return path
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o022, 0o077, 0o000])
+def test_kernels_are_found_again_whatever_the_umask(manager: Callable[[], CacheManager], umask: int) -> None:
+    previous = os.umask(umask)
+    try:
+        path = store(manager())
+    finally:
+        os.umask(previous)
+    assert manager().get_file("kernel.cubin") == path
+    assert manager().get_group("kernel.json") == {"kernel.cubin": path}
+    assert not any(entry.stat().st_mode & 0o022 for entry in Path(path).parents[1].rglob("*"))
+
+
+def by_anybody(path: Path) -> None:
+    path.chmod(0o666)
+
+
+def by_the_group(path: Path) -> None:
+    path.chmod(0o620)
+
+
+def a_link(path: Path) -> None:
+    path.rename(path.with_name("moved"))
+    path.symlink_to(path.with_name("moved"))
+
+
+def a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def another_users(path: Path) -> None:
+    os.chown(path, 12345, 12345)
+
+
+PLANTED = [by_anybody, by_the_group, a_link, a_pipe, *([another_users] if os.geteuid() == 0 else [])]
+
+
+@pytest.mark.parametrize("plant", PLANTED)
+@pytest.mark.parametrize("name", ["kernel.cubin", "__grp__kernel.json"])
+def test_files_that_others_could_have_written_are_compiled_again(
+    manager: Callable[[], CacheManager], name: str, plant: Callable[[Path], None]
+) -> None:
+    path = Path(store(manager()))
+    plant(path.with_name(name))
+    assert manager().get_group("kernel.json") is None
+    if name == "kernel.cubin":
+        assert manager().get_file(name) is None
+    if plant is not a_pipe:
+        # As Triton does then: the new files take the place of the old ones.
+        store(manager())
+        assert manager().get_group("kernel.json") == {"kernel.cubin": str(path)}
+
+
+def test_a_group_leads_nowhere_else(manager: Callable[[], CacheManager], tmp_path: Path) -> None:
+    store(manager())
+    (tmp_path / "planted").write_bytes(b"code")
+    manager().put_group("kernel.json", {"kernel.cubin": str(tmp_path / "planted")})
+    assert manager().get_group("kernel.json") is None
+
+
+@pytest.mark.parametrize("plant", [lambda path: path.chmod(0o777), a_link])
+def test_a_kernels_folder_that_others_could_have_filled_is_refused(
+    manager: Callable[[], CacheManager], plant: Callable[[Path], None]
+) -> None:
+    plant(Path(store(manager())).parent)
+    with pytest.raises(ConfigError, match=r"can be changed by other users|is a link"):
+        manager()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o702])
+def test_a_folder_that_others_can_write_is_refused(tmp_path: Path, mode: int) -> None:
+    tmp_path.chmod(mode)
     with pytest.raises(ConfigError, match=r"others could put kernels .* kernel_cache_dir"):
         KernelCache(str(tmp_path))
 
@@ -51,7 +156,7 @@ def test_a_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
     os.chown(tmp_path, 12345, 12345)
-    with pytest.raises(ConfigError, match="owner 12345"):
+    with pytest.raises(ConfigError, match="belongs to user 12345"):
         KernelCache(str(tmp_path))
 
 

@@ -92,6 +92,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "LlamaConfig",
         SMALL | rope(YARN | {"mscale": 1.5, "mscale_all_dim": 0.5, "truncate": False, "beta_fast": 8.0}),
     ),
+    # transformers takes 0 for "not given".
+    "llama-yarn-zero-mscale-all-dim": (
+        "LlamaConfig",
+        SMALL | rope(YARN | {"mscale": 1.5, "mscale_all_dim": 0}),
+    ),
+    "llama-yarn-zeros": (
+        "LlamaConfig",
+        SMALL | rope(YARN | {"mscale": 0.0, "mscale_all_dim": 0.5, "beta_fast": 0, "beta_slow": 0}),
+    ),
     "mistral-window": ("MistralConfig", SMALL | {"sliding_window": 5}),
     "mistral-no-window": ("MistralConfig", SMALL | {"sliding_window": None}),
     "phi3": ("Phi3Config", PHI3),

@@ -29,6 +29,12 @@ from octavo.models.formats.safetensors import SafetensorsWeights
 
 transformers = pytest.importorskip("transformers")
 
+QWEN3: dict[str, Any] = SMALL | {
+    "moe_intermediate_size": 24,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 3,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe": (
         "Qwen3MoeConfig",
@@ -47,6 +53,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2}
         | {"use_sliding_window": True, "sliding_window": 5},
     ),
+    "qwen3-moe-without-experts-by-list": ("Qwen3MoeConfig", QWEN3 | {"mlp_only_layers": [0, 1, 2]}),
+    "qwen3-moe-without-experts-by-step": ("Qwen3MoeConfig", QWEN3 | {"decoder_sparse_step": 4}),
+    "qwen3-moe-without-experts-by-number": ("Qwen3MoeConfig", QWEN3 | {"num_experts": 0}),
     "mixtral": ("MixtralConfig", SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "mixtral-window": (
         "MixtralConfig",
@@ -104,7 +113,10 @@ def test_parameter_shapes_are_those_of_transformers(case: str) -> None:
     assert {name: weights.shape(name) for name in weights.names()} == parameter_shapes(config)
     embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
     assert num_parameters(config) == sum(parameter.numel() for parameter in model.parameters())
-    assert num_active_parameters(config) < num_parameters(config) - embedding
+    if config.experts is None:
+        assert num_active_parameters(config) == num_parameters(config)
+    else:
+        assert num_active_parameters(config) < num_parameters(config) - embedding
 
 
 def test_forks_and_prefixes_change_no_token(tmp_path: Path) -> None:
@@ -194,14 +206,13 @@ BASE |= {"moe_intermediate_size": 16}
     [
         ({"num_experts_per_tok": 9}, r"num_experts_per_tok must be an integer in \[1, 8\], got 9"),
         ({"num_experts_per_tok": None}, "num_experts_per_tok is missing"),
-        ({"num_experts": 0}, "num_experts must be"),
+        ({"num_experts": -1}, "num_experts must be"),
         ({"num_experts": None}, "num_experts is missing"),
         ({"moe_intermediate_size": "16"}, "moe_intermediate_size must be"),
         ({"norm_topk_prob": 1}, "norm_topk_prob must be true or false"),
         ({"decoder_sparse_step": 0}, "decoder_sparse_step must be"),
         ({"mlp_only_layers": [3]}, "mlp_only_layers must be a list of layers below 3"),
         ({"mlp_only_layers": "all"}, "mlp_only_layers must be"),
-        ({"mlp_only_layers": [0, 1, 2]}, "no layer has experts"),
     ],
 )
 def test_malformed_experts_are_refused_by_name(change: dict[str, Any], message: str) -> None:

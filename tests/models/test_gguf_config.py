@@ -172,8 +172,43 @@ class TestConfig:
         with pytest.raises(UnsupportedModelError, match=rf"{name!r} is not supported[:;] {reason}"):
             gguf_to_hf_config(model(name))
 
-    def test_one_part_of_several_is_refused(self, model):
-        with pytest.raises(UnsupportedModelError, match="several parts"):
-            gguf_to_hf_config(model("llama", more={"split.count": 3}))
-        with pytest.raises(UnsupportedModelError, match="several parts"):
-            gguf_to_hf_config(model("llama", more={"split.count": 3, "general.architecture": 3}))
+    @pytest.mark.parametrize(
+        ("architecture", "layout"),
+        [("llama", "reference"), ("llama", "Meta AI original pth"), ("qwen2", "reference")],
+    )
+    def test_a_layout_of_tensors_is_read_as_the_order_it_names(self, architecture, layout, model):
+        """Files of llama's architecture are in Meta's order with and without the key, as for llama.cpp."""
+
+        def read(**options):
+            weights = GGUFWeights(model(architecture, **options))
+            return {name: weights.read(name, dtype=torch.float32) for name in weights.names()}
+
+        expected = read()
+        for name, found in read(tensor_data_layout=layout).items():
+            assert torch.equal(found, expected.pop(name))
+        assert not expected
+
+    @pytest.mark.parametrize(
+        ("architecture", "layout"),
+        [
+            ("llama", "jploski"),
+            ("llama", "meta ai original pth"),
+            ("llama", ""),
+            ("qwen3", "Meta AI original pth"),
+            ("mistral3", "Meta AI original pth"),
+            ("llama", 1),
+        ],
+    )
+    def test_other_layouts_of_tensors_are_refused_by_name(self, architecture, layout, model):
+        with pytest.raises(UnsupportedModelError, match=f"tensor_data_layout = {layout!r} is not supported"):
+            gguf_to_hf_config(model(architecture, tensor_data_layout=layout))
+
+    @pytest.mark.parametrize("key", ["yarn_log_multiplier", "yarn_beta_fast", "yarn_ext_factor"])
+    def test_what_a_yarn_scaling_does_not_say_is_the_default(self, key, model):
+        """0 is what mscale_all_dim: 0 becomes: as if it were not there."""
+        yarn = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
+        neutral = {"yarn_log_multiplier": 0.0, "yarn_beta_fast": 32.0, "yarn_ext_factor": -1.0}[key]
+        config = gguf_to_hf_config(model("llama", **yarn, **{f"rope__scaling__{key}": neutral}))
+        assert config == gguf_to_hf_config(model("llama", **yarn))
+        with pytest.raises(UnsupportedModelError, match=key):
+            gguf_to_hf_config(model("llama", **yarn, **{f"rope__scaling__{key}": neutral + 0.5}))

@@ -48,6 +48,15 @@ HF_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "MixtralConfig",
         {"num_local_experts": 3, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
     ),
+    "qwen3moe-dense-layers": (
+        "Qwen3MoeConfig",
+        {"num_experts": 5, "moe_intermediate_size": 32, "norm_topk_prob": True, "mlp_only_layers": [0]},
+    ),
+    "qwen3moe-without-experts": (
+        "Qwen3MoeConfig",
+        {"num_experts": 5, "moe_intermediate_size": 32, "mlp_only_layers": [0, 1]},
+    ),
+    "qwen3moe-zero-experts": ("Qwen3MoeConfig", {"num_experts": 0, "moe_intermediate_size": 32}),
     "qwen3moe": ("Qwen3MoeConfig", {"num_experts": 5, "moe_intermediate_size": 32, "norm_topk_prob": True}),
     "olmoe": ("OlmoeConfig", {"num_experts": 4}),
 }
@@ -64,6 +73,9 @@ NAMES = {
     "self_attn.q_norm.weight": "attn_q_norm.weight",
     "self_attn.k_norm.weight": "attn_k_norm.weight",
     "mlp.gate.weight": "ffn_gate_inp.weight",
+    "mlp.gate_proj.weight": "ffn_gate.weight",
+    "mlp.up_proj.weight": "ffn_up.weight",
+    "mlp.down_proj.weight": "ffn_down.weight",
     "mlp.experts.down_proj": "ffn_down_exps.weight",
 }
 Q8_0 = 8
@@ -105,8 +117,8 @@ def tensors_of(model: Any, *, quantised: bool = False) -> list[Tensor]:
     return tensors
 
 
-def metadata_of(architecture: str, model: Any, **more: object) -> dict[str, object]:
-    config = model.config
+def metadata_of(case: str, model: Any, **more: object) -> dict[str, object]:
+    config, architecture = model.config, case.partition("-")[0]
     number = getattr(config, "num_local_experts", None) or config.num_experts
     own: dict[str, object] = {
         "block_count": 2,

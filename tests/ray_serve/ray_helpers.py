@@ -14,7 +14,7 @@ from tiny_model import TINY_LLAMA
 NEEDS_RAY = pytest.mark.skipif(find_spec("ray") is None, reason="needs octavo[ray]; see `make ray-test`")
 HERE = Path(__file__).parent
 KEY = "a-long-enough-key"
-OPTIONS = f"""
+OPTIONS = """
 load_format = "dummy"
 num_blocks = 2048
 block_size = 16
@@ -22,7 +22,6 @@ device = "cpu"
 [serve]
 replicas = 2
 shutdown_timeout = 90
-api_key = "{KEY}"
 served_model_name = "tiny"
 """
 
@@ -36,7 +35,9 @@ def write_options(folder: Path) -> None:
 def environment() -> dict[str, str]:
     """Return variables for processes that run Ray."""
     path = os.pathsep.join([os.getcwd(), str(HERE), *sys.path])
-    return {**os.environ, "PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0"}
+    # The file of a working directory may not set keys.
+    own = {"PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0", "OCTAVO_API_KEY": KEY}
+    return {**os.environ, **own}
 
 
 def run_program(name: str, folder: Path, timeout_s: float) -> dict[str, Any]:

@@ -5,7 +5,6 @@ import hashlib
 import os
 import platform
 import shlex
-import stat
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,8 @@ from pathlib import Path
 
 import torch
 
+from octavo.errors import ConfigError
+from octavo.own_files import make_own_folder, opened_own
 from octavo.patience import communicate
 
 # Two seconds of work on an idle machine. The first limit is for a compiler that stands still.
@@ -71,17 +72,23 @@ def load_library(library: Library = ATTENTION) -> ctypes.CDLL:
     Raises:
         KernelUnavailableError: there is no compiler, it failed, or the cache folder is not safe.
     """
-    folder = _safe_folder(cache_folder())
+    folder = cache_folder()
+    _check_folder(folder)
     # It may have arguments, as "ccache gcc" has.
     compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
     path = folder / f"{library.name}-{_fingerprint(compiler, library)}.so"
     try:
         if not path.exists():
             _compile(compiler, library, path)
-        status = path.lstat()
+        with opened_own(path):
+            return _load(path)
     except OSError as error:
         raise KernelUnavailableError(f"the cache folder {folder} cannot be used ({error})") from error
-    _check_owner(path, status)
+    except ConfigError as error:
+        raise KernelUnavailableError(str(error)) from error
+
+
+def _load(path: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
@@ -110,25 +117,14 @@ def openmp_library() -> Path | None:
     return None
 
 
-def _safe_folder(folder: Path) -> Path:
+def _check_folder(folder: Path) -> None:
     """Create the folder with mode 0700; refuse one that others could have put a library into."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.lstat()
+        make_own_folder(folder)
     except OSError as error:
         raise KernelUnavailableError(f"the cache folder {folder} cannot be made ({error})") from error
-    if not stat.S_ISDIR(status.st_mode):
-        raise KernelUnavailableError(f"the cache folder {folder} is a link or a file; remove it")
-    _check_owner(folder, status)
-    return folder
-
-
-def _check_owner(path: Path, status: os.stat_result) -> None:
-    # An image's files may be root's, which may replace anything anyway.
-    if status.st_uid not in (0, os.geteuid()):
-        raise KernelUnavailableError(f"{path} belongs to user {status.st_uid}, not to you; remove it")
-    if stat.S_ISLNK(status.st_mode) or status.st_mode & 0o022:
-        raise KernelUnavailableError(f"{path} can be changed by other users; run: chmod go-w {path}")
+    except ConfigError as error:
+        raise KernelUnavailableError(f"the cache folder {error}") from error
 
 
 def _machine_flag() -> str:

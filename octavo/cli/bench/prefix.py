@@ -15,7 +15,9 @@ from octavo.attention.choice import choose_impl
 from octavo.cli.bench.plots import check_plot
 from octavo.cli.bench.rounds import MAX_TRIES, compare, timer
 from octavo.cli.options import PrefixBenchOptions
+from octavo.engine.memory.devices import device_of
 from octavo.errors import ConfigError, OctavoError
+from octavo.parallel import TensorParallel
 
 NUM_STEPS = 9
 # One round over the layers reads at least this many bytes, so that no layer finds its keys in a cache.
@@ -43,11 +45,8 @@ class Sweep:
         Raises:
             ConfigError: there is no such device, or the context is shorter than two blocks.
         """
-        has_gpu = torch.cuda.is_available()
-        device = ("cuda" if has_gpu else "cpu") if options.device == "auto" else options.device
-        if device == "cuda" and not has_gpu:
-            raise ConfigError('device is "cuda", but torch sees no CUDA device; use device "cpu"')
-        on_gpu = device == "cuda"
+        device = device_of(options.device, TensorParallel())
+        on_gpu = device.type == "cuda"
         block_size = options.block_size or (64 if on_gpu else 16)
         context_len = options.context_len or (4096 if on_gpu else 1024)
         default_dtype = "bfloat16" if on_gpu else "float32"
@@ -63,7 +62,7 @@ class Sweep:
             head_dim=options.head_dim,
             block_size=block_size,
             dtype=getattr(torch, default_dtype if options.dtype == "auto" else options.dtype),
-            device=torch.device(device),
+            device=device,
         )
 
     @property

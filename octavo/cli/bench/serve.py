@@ -33,7 +33,7 @@ def run_serve_bench(options: ServeBenchOptions) -> None:
     """
     if importlib.util.find_spec("aiohttp") is None:
         raise ConfigError(f"octavo bench serve needs aiohttp; run: {install_extra('bench')}")
-    for name in ("json", "plot"):
+    for name in ("json_file", "plot"):
         if (text := getattr(options, name)) is not None:
             check_folder(name, Path(text))
     if options.plot is not None:
@@ -50,8 +50,8 @@ def run_serve_bench(options: ServeBenchOptions) -> None:
     if options.plot is not None:
         plot(load, _title(options), Path(options.plot))
     report = json.dumps({"workload": _describe(options), **figures})
-    if options.json is not None:
-        Path(options.json).write_text(report + "\n", encoding="utf-8")
+    if options.json_file is not None:
+        Path(options.json_file).write_text(report + "\n", encoding="utf-8")
     print_json(report)
     if not figures["completed"]:
         raise OctavoError(f"no request succeeded: {next(iter(figures['errors']))}")

@@ -2,14 +2,15 @@
 
 import hashlib
 import os
-import stat
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 import torch
 
+from octavo.attention.cpu.compile import cache_folder
 from octavo.errors import ConfigError
+from octavo.own_files import make_own_folder
 
 _PACKAGE = Path(__file__).parents[2]
 
@@ -27,29 +28,32 @@ class KernelCache:
         """Check the folder, make it if there is none, and let Triton use it, in all of this process.
 
         Args:
-            folder: None: Triton's own choice, TRITON_CACHE_DIR or ~/.triton/cache.
+            folder: None: what TRITON_CACHE_DIR says, else a folder beside those of a CPU. Triton's default,
+                ~/.triton/cache, may be open to the user's group, as the umask has it.
 
         Raises:
             ConfigError: it cannot be made, or others could write kernels to it.
         """
         from triton import knobs
 
-        path = Path(knobs.cache.dir if folder is None else folder).expanduser().absolute()
+        from octavo.engine.gpu.own_kernels import OwnKernels
+
+        path = Path(_default_folder() if folder is None else folder).expanduser().absolute()
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = path.stat()
+            make_own_folder(path)
         except OSError as error:
             raise ConfigError(
                 f"the folder for compiled kernels, {path}, cannot be used: {error.strerror}; "
                 "name another one by kernel_cache_dir"
             ) from error
-        if status.st_uid not in (0, os.geteuid()) or status.st_mode & stat.S_IWOTH:
+        except ConfigError as error:
             raise ConfigError(
-                f"others could put kernels into {path} (owner {status.st_uid}, "
-                f"{stat.filemode(status.st_mode)}), and this process would run them; name another folder "
-                "by kernel_cache_dir, or take the right away"
-            )
+                f"others could put kernels into {path}, and this process would run them: {error}; or name "
+                "another folder by kernel_cache_dir"
+            ) from error
         knobs.cache.dir = str(path)
+        if knobs.cache.manager_class is None:
+            knobs.cache.manager_class = OwnKernels
         self.folder = path
 
     @property
@@ -82,6 +86,17 @@ class KernelCache:
     def _note(self, job: object) -> Path:
         facts = (torch.__version__, torch.version.cuda, torch.cuda.get_device_properties(), sources_digest())
         return self.folder / f"octavo-{hashlib.sha256(repr((facts, job)).encode()).hexdigest()[:32]}"
+
+
+def _default_folder() -> str:
+    from triton import knobs
+
+    if knobs.cache.dir != knobs.cache.get_triton_dir("cache"):
+        return knobs.cache.dir
+    # With the rights that the CPU's kernels need, too.
+    with suppress(OSError):
+        make_own_folder(cache_folder())
+    return str(cache_folder() / "triton")
 
 
 @cache

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from octavo.errors import ConfigError, FileFormatError
+from octavo.errors import ConfigError
 from octavo.layers.linear.mxfp4.weight import BLOCK
 from octavo.models.config_fields import ConfigFields
 from octavo.models.families.family import ExpertFamily
@@ -47,21 +47,28 @@ class ExpertsConfig:
         return range(self.number) if self.held is None else self.held
 
 
-def read_experts(fields: ConfigFields, family: ExpertFamily, num_layers: int) -> ExpertsConfig:
-    """Read the experts of a config.json.
+def read_experts(fields: ConfigFields, family: ExpertFamily, num_layers: int) -> ExpertsConfig | None:
+    """Read the experts of a config.json; None: no layer has any.
 
     Raises:
         FileFormatError: a field is missing or malformed.
     """
     present = [key for key in NUM_EXPERTS_KEYS if fields.get(key) is not None]
-    number = fields.integer(present[0] if present else family.number_key, maximum=2**12)
+    number = fields.integer(
+        present[0] if present else family.number_key,
+        minimum=0 if family.has_dense_layers else 1,
+        maximum=2**12,
+    )
+    layers = _layers(fields, family, num_layers)
+    if number == 0 or not any(layers):
+        return None
     renormalises = family.renormalises
     return ExpertsConfig(
         number=number,
         num_chosen=fields.integer("num_experts_per_tok", maximum=number),
         size=fields.integer(family.size_key, maximum=2**24),
         renormalises=fields.boolean("norm_topk_prob") if renormalises is None else renormalises,
-        layers=_layers(fields, family, num_layers),
+        layers=layers,
         is_gpt_oss=family.is_gpt_oss,
     )
 
@@ -100,12 +107,7 @@ def _layers(fields: ConfigFields, family: ExpertFamily, num_layers: int) -> tupl
     dense = fields.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(_is_layer(index, num_layers) for index in dense):
         raise fields.error("mlp_only_layers", f"a list of layers below {num_layers}", dense)
-    layers = tuple((index + 1) % step == 0 and index not in dense for index in range(num_layers))
-    if not any(layers):
-        raise FileFormatError(
-            f"{fields.where}: no layer has experts: decoder_sparse_step is {step}, mlp_only_layers {dense}"
-        )
-    return layers
+    return tuple((index + 1) % step == 0 and index not in dense for index in range(num_layers))
 
 
 def _is_layer(index: object, num_layers: int) -> bool:

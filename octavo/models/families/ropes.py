@@ -182,13 +182,21 @@ def _read_stretched(
         original_max_positions=original,
         low_freq_factor=fields.number("low_freq_factor", 1.0),
         high_freq_factor=fields.number("high_freq_factor", 4.0),
-        beta_fast=fields.number("beta_fast", 32.0),
-        beta_slow=fields.number("beta_slow", 1.0),
+        beta_fast=_number_or_default(fields, "beta_fast", 32.0),
+        beta_slow=_number_or_default(fields, "beta_slow", 1.0),
         truncate=fields.boolean("truncate", True),
         attention_factor=fields.optional_number("attention_factor"),
-        mscale=fields.optional_number("mscale") or 0.0,
-        mscale_all_dim=fields.optional_number("mscale_all_dim") or 0.0,
+        mscale=_number_or_default(fields, "mscale", 0.0),
+        mscale_all_dim=_number_or_default(fields, "mscale_all_dim", 0.0),
     )
     if rope.high_freq_factor <= rope.low_freq_factor:
         raise FileFormatError(f"{fields.where}: high_freq_factor must be above low_freq_factor")
     return rope
+
+
+def _number_or_default(fields: ConfigFields, name: str, default: float) -> float:
+    """Return a positive number; 0 counts as not given, as in transformers and llama.cpp."""
+    value = fields.get(name)
+    if value is None or (value == 0 and not isinstance(value, bool)):
+        return default
+    return fields.number(name)

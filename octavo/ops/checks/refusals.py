@@ -117,14 +117,6 @@ def refuse(**given: object) -> None:
             raise InvalidArgumentError(f"{name} is not supported by octavo.ops; leave it out, got {got}")
 
 
-def check_forward_only(*tensors: Tensor | None) -> None:
-    """Refuse to drop a gradient that the caller would expect."""
-    if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in tensors):
-        raise InvalidArgumentError(
-            "octavo.ops computes no gradients; call it under torch.no_grad() or torch.inference_mode()"
-        )
-
-
 def refuse_missing(
     dropout_p: float, qv: Tensor | None, attention_chunk: int, q_v: Tensor | None = None
 ) -> None:

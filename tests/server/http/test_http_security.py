@@ -3,6 +3,7 @@
 import ast
 import json
 import logging
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -60,6 +61,7 @@ def test_metrics_may_be_public(serve_tiny: Serve) -> None:
 
 def test_keys_come_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "keys"
+    path.touch(mode=0o600)
     path.write_text(f"# ours\n{KEY}\n\n  {OTHER}\n")
     assert ServerConfig(api_key_file=str(path)).read_keys() == [KEY, OTHER]
     path.write_text("# none\n")
@@ -70,6 +72,57 @@ def test_keys_come_from_a_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         ServerConfig(api_key_file=str(tmp_path / "nowhere")).read_keys()
     assert KEY not in repr(ServerConfig(api_key=KEY))
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_a_byte_order_mark_is_no_part_of_a_key(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / "keys"
+    path.touch(mode=0o600)
+    path.write_bytes(("\ufeff" + ending.join([KEY, "# ours", OTHER, ""])).encode())
+    assert ServerConfig(api_key_file=str(path)).read_keys() == [KEY, OTHER]
+
+
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [
+        (0o644, "can be read by every user of this machine; run: chmod o-r"),
+        (0o604, "can be read by every user"),
+        (0o620, "can be changed by other users; run: chmod go-w"),
+        (0o602, "can be changed by other users"),
+    ],
+)
+def test_a_key_file_that_others_can_read_or_change_is_refused(
+    tmp_path: Path, mode: int, message: str
+) -> None:
+    path = tmp_path / "keys"
+    path.write_text(KEY)
+    path.chmod(mode)
+    (tmp_path / "link").symlink_to(path)
+    for given in (path, tmp_path / "link"):
+        with pytest.raises(ConfigError, match=message):
+            ServerConfig(api_key_file=str(given)).read_keys()
+    # As a mounted secret of Kubernetes: the group may read it, and links lead to it.
+    path.chmod(0o440)
+    assert ServerConfig(api_key_file=str(tmp_path / "link")).read_keys() == [KEY]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_key_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.touch(mode=0o600)
+    path.write_text(KEY)
+    os.chown(path, 12345, 12345)
+    with pytest.raises(ConfigError, match="belongs to user 12345, not to you"):
+        ServerConfig(api_key_file=str(path)).read_keys()
+
+
+def test_keys_may_come_through_a_pipe() -> None:
+    """As a shell writes it: --api-key-file <(command)."""
+    reading, writing = os.pipe()
+    os.write(writing, f"{KEY}\n".encode())
+    os.close(writing)
+    assert ServerConfig(api_key_file=f"/dev/fd/{reading}").read_keys() == [KEY]
+    os.close(reading)
 
 
 def test_keys_are_hashed_and_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:

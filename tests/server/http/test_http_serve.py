@@ -198,4 +198,6 @@ def test_what_it_refuses_to_begin(
         taken.listen()
         assert "cannot be bound" in fails(capsys, "--port", str(taken.getsockname()[1]))
     (tmp_path / "octavo.toml").write_text('[serve]\nhost = "0.0.0.0"\n')
-    assert "clients need a key" in fails(capsys)
+    assert "[serve] sets host, which the file of a working directory may not" in fails(capsys)
+    (tmp_path / "octavo.toml").unlink()
+    assert "clients need a key" in fails(capsys, "--host", "0.0.0.0")

@@ -55,12 +55,14 @@ class GGUFExperts:
         model_type: its "model_type".
         size_key: its key of the width of an expert.
         config: fields of the config.json that the file does not tell.
+        may_be_dense: layers may have a feed-forward instead; those without a router do.
     """
 
     hf_name: str
     model_type: str
     size_key: str = "intermediate_size"
     config: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    may_be_dense: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +74,7 @@ class GGUFArchitecture:
         hf_name: "architectures" of the equivalent config.json.
         model_type: its "model_type".
         interleaves_heads: rows of q and k are stored in pairs (0, D/2), (1, D/2 + 1)...
+        tensor_layouts: values of tensor_data_layout that mean the order of rows read here.
         norm_offset: what the converter added to norm weights.
         layer_names: name of a layer's tensor -> its name on Hugging Face.
         own_keys: keys under "<name>." beyond those that every architecture may have.
@@ -88,6 +91,7 @@ class GGUFArchitecture:
     hf_name: str
     model_type: str
     interleaves_heads: bool = False
+    tensor_layouts: tuple[str, ...] = ("reference",)
     norm_offset: float = 0.0
     layer_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(_LAYER_NAMES))
     own_keys: frozenset[str] = frozenset()
@@ -123,6 +127,8 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
                 hf_name="LlamaForCausalLM",
                 model_type="llama",
                 interleaves_heads=True,
+                # An old name of the order of rows that all files of this architecture have.
+                tensor_layouts=("reference", "Meta AI original pth"),
                 layer_names=_NAMES_WITH_EXPERTS,
                 experts=GGUFExperts(hf_name="MixtralForCausalLM", model_type="mixtral"),
             ),
@@ -140,6 +146,7 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
                     model_type="qwen3_moe",
                     size_key="moe_intermediate_size",
                     config=MappingProxyType({"norm_topk_prob": True}),
+                    may_be_dense=True,
                 ),
             ),
             GGUFArchitecture(

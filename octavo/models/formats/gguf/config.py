@@ -7,7 +7,7 @@ import numpy as np
 
 from octavo.errors import FileFormatError, UnsupportedModelError
 from octavo.models.formats.gguf.architectures import find_architecture
-from octavo.models.formats.gguf.fields import ArchitectureFields, checked_values
+from octavo.models.formats.gguf.fields import ArchitectureFields
 from octavo.models.formats.gguf.file import GGUFFile
 from octavo.models.formats.gguf.ropes import read_rope_scaling, read_rotary_dim
 
@@ -28,12 +28,6 @@ def gguf_to_hf_config(file: GGUFFile) -> dict[str, object]:
         UnsupportedModelError: the architecture, or a key that changes the network, is not supported.
         FileFormatError: a needed key is missing or of the wrong type.
     """
-    # First: parts but the first say nothing else.
-    if checked_values(file, "split.").get("count", 1) not in (0, 1):
-        raise UnsupportedModelError(
-            f"{file.path.name} is one of several parts; merge them into one file, as with "
-            "llama-gguf-split --merge"
-        )
     architecture = find_architecture(file.metadata, file.path.name)
     fields = ArchitectureFields(file, architecture)
     num_heads = fields.integer("attention.head_count")
@@ -110,16 +104,28 @@ def _experts(fields: ArchitectureFields) -> dict[str, object]:
     """Return the fields of a mixture of experts; none where the file has no experts."""
     number = fields.integer("expert_count", 0, minimum=0)
     experts = fields.architecture.experts
+    if experts is not None and experts.may_be_dense and number == 0:
+        return {"num_experts": 0}
     if experts is None or number == 0:
         fields.require_neutral({"expert_count": (0,), "expert_used_count": (0,)})
         return {}
     return {
         **experts.config,
+        **(_dense_layers(fields) if experts.may_be_dense else {}),
         "architectures": [experts.hf_name],
         "model_type": experts.model_type,
         "num_experts": number,
         "num_experts_per_tok": fields.integer("expert_used_count"),
         experts.size_key: fields.integer("expert_feed_forward_length", fields.integer("feed_forward_length")),
+    }
+
+
+def _dense_layers(fields: ArchitectureFields) -> dict[str, object]:
+    """Return which layers have a feed-forward: the file has no key for them, but tensors tell."""
+    num_layers = fields.integer("block_count")
+    routers = [f"blk.{layer}.ffn_gate_inp.weight" for layer in range(num_layers)]
+    return {
+        "mlp_only_layers": [layer for layer, name in enumerate(routers) if name not in fields.file.tensors]
     }
 
 

@@ -33,6 +33,8 @@ _READ_KEYS = frozenset(
         "rope.scale_linear",
     }
 )
+# Names the order of rows; see GGUFArchitecture.tensor_layouts.
+_LAYOUT_KEY = "tensor_data_layout"
 # Keys that repeat what the tensors say, or do not affect the network.
 _IGNORED_KEYS = frozenset({"vocab_size", "rope.scaling.finetuned"})
 # Keys of which only these values are supported.
@@ -42,6 +44,9 @@ _NEUTRAL_KEYS: Mapping[str, tuple[object, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
     "rope.scaling.yarn_log_multiplier": (0,),
+    # llama.cpp takes -1 for the kind of scaling's own.
+    "rope.scaling.yarn_ext_factor": (-1,),
+    "rope.scaling.yarn_attn_factor": (1,),
     "rope.scaling.yarn_beta_fast": (32,),
     "rope.scaling.yarn_beta_slow": (1,),
 }
@@ -71,13 +76,13 @@ class ArchitectureFields(ConfigFields):
         super().__init__(own, {}, where=f"{file.path.name}: {architecture.name}")
         self.file = file
         self.architecture = architecture
-        known = _READ_KEYS | _IGNORED_KEYS | _NEUTRAL_KEYS.keys() | architecture.own_keys
+        known = {_LAYOUT_KEY} | _READ_KEYS | _IGNORED_KEYS | _NEUTRAL_KEYS.keys() | architecture.own_keys
         for key in own:
             if key not in known:
                 raise UnsupportedModelError(
                     f"{self.where}: key {key!r} is not supported{suggest(key, known)}"
                 )
-        self.require_neutral(_NEUTRAL_KEYS)
+        self.require_neutral({_LAYOUT_KEY: architecture.tensor_layouts, **_NEUTRAL_KEYS})
 
 
 def checked_values(file: GGUFFile, prefix: str) -> dict[str, object]:
