@@ -4,6 +4,8 @@ import { COLOURS, colourOf, fit, style } from "./charts.js";
 import { blockWords } from "./words.js";
 
 const STRIPES = 4;
+// A larger pool is shown as far as it is occupied, unless people want to see it whole.
+const MAX_WHOLE = 512;
 
 /** Draw one block into a square. */
 export function drawBlock(context, left, top, size, { readers, colours }) {
@@ -62,6 +64,7 @@ export class PoolView {
     this.cells = [];
     this.at = -1;
     this.lit = new Set();
+    this.isWhole = false;
     canvas.addEventListener("pointermove", (event) => this.point(this.cellAt(event)));
     canvas.addEventListener("pointerdown", (event) => this.point(this.cellAt(event)));
     canvas.addEventListener("pointerleave", () => this.point(-1));
@@ -70,16 +73,31 @@ export class PoolView {
     canvas.addEventListener("keydown", (event) => this.walk(event));
   }
 
+  get canZoom() {
+    return this.pool.num_blocks > MAX_WHOLE;
+  }
+
+  /** Show the whole pool, or again only what is occupied; return whether it is whole. */
+  toggle() {
+    this.isWhole = !this.isWhole;
+    this.at = -1;
+    return this.isWhole;
+  }
+
   /** Show another snapshot's pool. */
   show(pool) {
     this.pool = pool;
+    const isZoomed = this.canZoom && !this.isWhole;
+    const { runs, parts } = isZoomed && pool.occupied ? pool.occupied : pool;
+    this.blocksPerCell = isZoomed && pool.occupied ? 1 : pool.blocks_per_cell;
     this.cells = [];
-    for (const [length, readers, index] of pool.runs) {
-      const part = index < 0 ? null : pool.parts[index];
+    for (const [length, readers, index] of runs) {
+      const part = index < 0 ? null : parts[index];
       const numbers = part && readers > 0 ? part[2].slice(0, readers) : [];
       const cell = { readers, part, numbers, colours: numbers.map(colourOf) };
       for (let count = 0; count < length; count += 1) this.cells.push(cell);
     }
+    if (isZoomed) this.cells = this.cells.slice(0, 1 + this.cells.findLastIndex(({ readers }) => readers >= 0));
     if (this.at >= this.cells.length) this.at = -1;
     this.explain();
     // Those that read the block may be others by now.
@@ -97,7 +115,14 @@ export class PoolView {
     if (!this.pool) return;
     const width = this.canvas.clientWidth;
     const count = this.cells.length;
-    const wanted = Math.sqrt((width * Math.min(300, width * 0.6)) / count);
+    if (!count) {
+      const { context } = fit(this.canvas, 30);
+      context.font = "12px system-ui, sans-serif";
+      context.fillStyle = style("--soft");
+      context.fillText("All blocks are free. Ask something, and they fill.", 4, 18);
+      return;
+    }
+    const wanted = Math.sqrt((width * Math.min(this.canZoom && !this.isWhole ? 180 : 300, width * 0.6)) / count);
     this.size = Math.max(4, Math.min(28, Math.floor(wanted)));
     this.columns = Math.max(1, Math.floor((width - 1) / this.size));
     // Squares fill the whole width; their corners are rounded to pixels.
@@ -158,7 +183,7 @@ export class PoolView {
 
   explain() {
     const cell = this.cells[this.at];
-    const words = cell ? blockWords(this.pool, this.at, cell) : "Point at a block, or walk with the arrow keys.";
+    const words = cell ? blockWords(this.pool, this.at * this.blocksPerCell, cell, this.blocksPerCell) : "Point at a block, or walk with the arrow keys.";
     if (this.words.textContent !== words) this.words.textContent = words;
   }
 }

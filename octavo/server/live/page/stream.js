@@ -1,7 +1,7 @@
 // Server-sent events over fetch: unlike EventSource, it sends a key, and stops when it is told to.
 
 /** Yield the data of each event of a response. */
-export async function* eventsOf(response) {
+async function* eventsOf(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
@@ -19,6 +19,23 @@ export async function* eventsOf(response) {
   }
 }
 
+/** Post a body; yield the chunks of the streamed answer. Throws what the server says is wrong. */
+export async function* stream(path, body, signal) {
+  const response = await fetch(path, {
+    method: "POST",
+    headers: headers({ "Content-Type": "application/json" }),
+    body: JSON.stringify(body),
+    signal,
+  });
+  if (!response.ok) throw new Error(await errorOf(response));
+  for await (const data of eventsOf(response)) {
+    if (data === "[DONE]") return;
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new Error(chunk.error.message);
+    yield chunk;
+  }
+}
+
 /** Headers with the key that the user gave, if there is one. */
 export function headers(extra = {}) {
   const key = document.getElementById("key").value.trim();
@@ -26,7 +43,7 @@ export function headers(extra = {}) {
 }
 
 /** What a response that is no success says. */
-export async function errorOf(response) {
+async function errorOf(response) {
   try {
     return (await response.json()).error.message;
   } catch {
