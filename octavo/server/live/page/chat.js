@@ -34,7 +34,7 @@ export class Chat {
     document.addEventListener("keydown", (event) => event.key === "Escape" && this.stop());
     find("clear").addEventListener("click", () => this.clear());
     find("key").addEventListener("change", () => this.findModel());
-    window.addEventListener("pagehide", () => save(this.turns));
+    window.addEventListener("pagehide", () => this.stopper && save(this.turns));
   }
 
   /** Ask which model there is; also after a key was given. */
@@ -94,6 +94,10 @@ export class Chat {
     this.turns = [];
     for (const turn of turns) this.push(turn);
     find("prompt").value = [text, find("prompt").value].filter(Boolean).join("\n");
+    this.alert(error);
+  }
+
+  alert(error) {
     this.add(made("div", "message error", error.message)).setAttribute("role", "alert");
   }
 
@@ -126,12 +130,14 @@ export class Chat {
     for (let index = 0; index < body.n; index += 1) turn.answers.push({ text: "", thought: "" });
     const view = this.push(turn);
     this.allow(false);
-    view.element.setAttribute("aria-busy", "true");
+    view.begin();
     const clock = new Clock();
     try {
       for await (const chunk of stream("v1/chat/completions", body, signal)) clock.note(chunk, view);
     } catch (error) {
-      if (!signal.aborted) throw error;
+      // What has come is worth more than none.
+      if (!signal.aborted && clock.firstAt === null) throw error;
+      if (!signal.aborted) this.alert(error);
     }
     turn.note = clock.words(signal.aborted);
     view.finish();

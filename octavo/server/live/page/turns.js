@@ -86,7 +86,7 @@ export class AnswerView {
     this.isDue = false;
     Object.assign(this, article("assistant", turn.answers.length > 1 ? "Answers" : "Answer"));
     this.parts = turn.answers.map((answer) => ({ answer, holder: made("div", "answer"), isNew: true }));
-    this.meta = made("div", "meta", turn.note || "…");
+    this.meta = made("div", "meta", turn.note);
     this.actions = made("div", "actions");
     if (this.parts.length > 1) this.layOut();
     else {
@@ -152,6 +152,12 @@ export class AnswerView {
       render(part.holder, (thought && `${thought.replace(/^/gm, "> ")}\n\n`) + text);
     }
     if (follows) list.scrollTop = list.scrollHeight;
+  }
+
+  /** Show that more comes. */
+  begin() {
+    this.meta.textContent = "…";
+    this.element.setAttribute("aria-busy", "true");
   }
 
   /** Show the note, and that nothing more comes. */
