@@ -64,6 +64,8 @@ def record(page: Page, path: Path) -> None:
         frames.append(Image.open(io.BytesIO(page.screenshot(clip=area(page)))).convert("RGB"))
 
     compare(page, take)
+    # The tree as it is afterwards.
+    page.wait_for_timeout(800)
     take()
     heights = [frame.height for frame in frames]
     whole = [frame.crop((0, 0, frame.width, max(heights))) for frame in frames]

@@ -40,18 +40,19 @@ def test_a_wrong_setting_is_named_shown_and_focused(browser: object, page_server
     tab = Tab(browser, page_server)
     page = tab.page
     for field, (value, reason) in WRONG.items():
-        for send in (lambda: page.click("#send"), lambda: page.press("#prompt", "Enter")):
+        by_button, by_key = (lambda: page.click("#send"), lambda: page.press("#prompt", "Enter"))
+        for send, text in ((by_button, "hello"), (by_key, "hello"), (by_button, "")):
             before = page.input_value(f"#{field}")
             page.evaluate("document.getElementById('settings').open = true")
             page.fill(f"#{field}", value)
             page.evaluate("document.getElementById('settings').open = false")
-            page.fill("#prompt", "hello")
+            page.fill("#prompt", text)
             send()
             until(page, f"document.activeElement.id === '{field}'")
             assert page.locator("#problem").inner_text() == reason
             assert page.is_visible(f"#{field}")
             assert page.get_attribute(f"#{field}", "aria-invalid") == "true"
-            assert page.input_value("#prompt") == "hello"
+            assert page.input_value("#prompt") == text
             page.fill(f"#{field}", before)
             assert page.text_content("#problem") == ""
             assert page.get_attribute(f"#{field}", "aria-invalid") is None
@@ -97,6 +98,8 @@ def test_a_message_can_be_edited_and_asked_again_from_there(browser: object, pag
     button(tab, "Edit", 1).click()
     area = page.get_by_role("textbox", name="Edit your message")
     assert area.input_value() == "second"
+    # The buttons of a message that is edited are away.
+    assert page.get_by_role("button", name="Edit", exact=True).count() == 2
     page.keyboard.press("Escape")
     assert area.count() == 0
     assert page.locator(".message.user").all_inner_texts() == ["first", "second", "third"]

@@ -151,6 +151,7 @@ function showLost(reason) {
 function showReplicas(count) {
   const shown = Number(new URLSearchParams(location.search).get("replica") ?? 0);
   find("replicas").hidden = count < 2;
+  comparison.numReplicas = count;
   if (find("replicas").children.length === count) return;
   find("replicas").replaceChildren(...Array.from({ length: count }, (_, index) => {
     const link = document.createElement("a");

@@ -64,9 +64,8 @@ export class Chat {
 
   send() {
     const text = find("prompt").value.trim();
-    if (this.stopper) return;
+    if (this.stopper || !areSettingsRight()) return;
     if (!text) return complain(find("prompt"), "Write a message first.");
-    if (!areSettingsRight()) return;
     find("prompt").value = "";
     return this.ask(this.turns.length, text);
   }

@@ -93,6 +93,7 @@ export class Comparison {
     this.chat = chat;
     this.legs = [];
     this.stopper = null;
+    this.numReplicas = 1;
     find("race").addEventListener("click", () => this.start());
     find("race-cancel").addEventListener("click", () => this.stopper?.abort());
     document.addEventListener("keydown", (event) => event.key === "Escape" && this.stopper?.abort());
@@ -164,7 +165,7 @@ export class Comparison {
   shortened(text, elapsed) {
     if (elapsed <= MAX_WARM_S || text !== find("race-text").defaultValue.trim()) return text;
     const words = text.split(" ");
-    const count = Math.ceil(words.length * Math.max(0.25, MAX_WARM_S / elapsed));
+    const count = Math.ceil(words.length * Math.max(0.4, MAX_WARM_S / elapsed));
     this.cut = `, with the first ${count} of the text's ${words.length} words as this server is slow or busy now`;
     return words.slice(0, count).join(" ");
   }
@@ -200,7 +201,8 @@ export class Comparison {
   verdict() {
     const [shared, apart] = SIDES.map(([, isShared]) => figuresOf(this.legs.filter((leg) => leg.isShared === isShared)));
     const rounds = this.legs.length === 2 ? "1 round" : "2 rounds, in the order shared, not, not, shared";
-    find("race-note").textContent = `${rounds}; ${MAX_TOKENS} tokens an answer${this.cut}`;
+    const replicas = this.numReplicas > 1 ? `, from ${this.numReplicas} replicas` : "";
+    find("race-note").textContent = `${rounds}; ${MAX_TOKENS} tokens an answer${replicas}${this.cut}`;
     const others = this.sawOthers ? " Other requests ran meanwhile, which changes both figures." : "";
     const ratio = shared.rate / apart.rate;
     if (ratio < 1.05) return `Sharing made no difference that can be told from noise here (${ratio.toFixed(2)} times the tokens/s).${others}`;
