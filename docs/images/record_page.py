@@ -21,7 +21,7 @@ from playwright.sync_api import Browser, FloatRect, Page, sync_playwright
 
 FOLDER = Path(__file__).parent
 WIDTH, HEIGHT = 1440, 1000
-FRAME_S, LAST_FRAME_S, MAX_PAUSE_S = 0.15, 6.0, 0.6
+FRAME_S, LAST_FRAME_S, MAX_PAUSE_S = 0.2, 6.0, 0.6
 QUESTION = "Name three planets, and say one thing about each. Use a list."
 
 
@@ -101,7 +101,7 @@ def picture(page: Page, path: Path) -> None:
     page.evaluate("document.getElementById('settings').open = false")
     page.fill("#prompt", QUESTION)
     page.keyboard.press("Enter")
-    while page.locator(".answer li").count() < 3 and page.is_disabled("#send"):
+    while page.locator(".answer li").count() < 5 and page.is_disabled("#send"):
         page.wait_for_timeout(50)
     page.screenshot(path=path)
     image = Image.open(path).convert("RGB")

@@ -35,7 +35,7 @@ def browser() -> Iterator[object]:
 
 @pytest.fixture
 def page_server(tiny_engine: Callable[..., Engine], request: pytest.FixtureRequest) -> Iterator[Page]:
-    """The page, an engine at work, and an API that says what it is told to; a parameter is the size of the pool."""
+    """The page, an engine at work with a pool of 512 blocks or a parameter's, and an API that obeys tests."""
     num_blocks = getattr(request, "param", 512)
     loop = EngineLoop(lambda: slow(tiny_engine(num_blocks=num_blocks, max_num_seqs=16)))
     loop.start()

@@ -28,6 +28,7 @@ ANSWER = (
     "<img src=x onerror=\"document.title='broken'\"> <script>document.title='broken'</script>"
 )
 SLOW, HARD, EACH = "slow", "hard", "each"
+REFUSED = {"fail": (400, None), "too many": (400, "max_tokens"), "no key": (401, None)}
 # What is too wide in every way: words, lines of code, tables, addresses, quotes, lists.
 WIDE = (
     f"# {'Heading' * 40}\n\n{'word' * 150}\n\n```\n{'a long line of code ' * 30}\n```\n\n"
@@ -107,8 +108,10 @@ class Page:
     async def _complete(self, request: Request) -> Response:
         body = json.loads(await request.body())
         self.bodies.append(body)
-        if body["messages"][-1]["content"] == "fail":
-            return JSONResponse({"error": {"message": "temperature must be <b>lower</b>"}}, 400)
+        if (asked := body["messages"][-1]["content"]) in REFUSED:
+            status, param = REFUSED[asked]
+            error = {"message": "temperature must be <b>lower</b>", "param": param}
+            return JSONResponse({"error": error}, status)
         return StreamingResponse(self._chunks(body), media_type="text/event-stream")
 
     async def _chunks(self, body: dict) -> AsyncIterator[str]:

@@ -72,6 +72,22 @@ def test_a_wrong_setting_is_named_shown_and_focused(browser: object, page_server
     tab.close()
 
 
+def test_a_setting_that_the_server_refuses_is_shown_and_focused(browser: object, page_server: Page) -> None:
+    tab = Tab(browser, page_server)
+    page = tab.page
+    for text, field in (("too many", "max_tokens"), ("no key", "key")):
+        page.evaluate("document.getElementById('settings').open = false")
+        page.fill("#prompt", text)
+        page.click("#send")
+        until(page, f"document.activeElement.id === '{field}'")
+        assert page.is_visible(f"#{field}")
+        assert page.text_content("#problem") == page.text_content(".message.error")
+        # What was not answered is not lost.
+        assert page.input_value("#prompt") == text
+        settle(tab)
+    tab.close()
+
+
 def test_escape_stops_an_answer_and_keeps_what_came(browser: object, page_server: Page) -> None:
     tab = Tab(browser, page_server)
     page = tab.page
@@ -221,8 +237,11 @@ def test_what_cannot_be_read_is_left_out(browser: object, page_server: Page) -> 
         '[{"role": "user"}]',
         '[{"role": "system", "text": "x"}]',
     ]
+    good = {"text": "x", "thought": ""}
     for turn in ({}, {"answers": []}, {"answers": [3]}, {"answers": [{"text": 3, "thought": ""}]}):
         broken.append(json.dumps([user, {**answers, **turn}]))
+    for chosen in (1, -1, 0.5, "length", None):
+        broken.append(json.dumps([user, {**answers, "answers": [good], "chosen": chosen}]))
     for kept in broken:
         tab.page.evaluate("text => localStorage.setItem('octavo.chat /', text)", kept)
         tab.page.reload()

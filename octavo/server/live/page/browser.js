@@ -39,7 +39,7 @@ function isTurn(turn) {
   if (turn.role === "user") return typeof turn.text === "string";
   const { answers, chosen, note } = turn;
   const isText = ({ text, thought }) => typeof text === "string" && typeof thought === "string";
-  return turn.role === "assistant" && answers.length > 0 && answers.every(isText) && chosen in answers && typeof note === "string";
+  return turn.role === "assistant" && answers.every(isText) && Number.isInteger(chosen) && isText(answers[chosen]) && typeof note === "string";
 }
 
 /** A button that copies what `text` returns, and says so. */

@@ -1,7 +1,7 @@
 // The chat: one request to /v1/chat/completions at a time, shown as it comes.
 
 import { load, save } from "./browser.js";
-import { areSettingsRight, complain, sampling, systemTurns } from "./form.js";
+import { areSettingsRight, blame, complain, sampling, systemTurns } from "./form.js";
 import { stream, headers } from "./stream.js";
 import { AnswerView, made, UserView } from "./turns.js";
 import { find } from "./words.js";
@@ -98,6 +98,7 @@ export class Chat {
 
   alert(error) {
     this.add(made("div", "message error", error.message)).setAttribute("role", "alert");
+    blame(error);
   }
 
   begin() {

@@ -22,7 +22,7 @@ const WARM_TOKENS = 4;
 const ORDER = [true, false, false, true];
 const MAX_HALF_S = 12;
 // Where the first leg takes longer, the built-in text is cut: nobody should wait for a minute.
-const MAX_WARM_S = 2.5;
+const MAX_WARM_S = 3.5;
 const SIDES = [["shared", true, "--accent"], ["apart", false, "--apart"]];
 
 /** Six questions asked at once. */

@@ -42,6 +42,11 @@ export function complain(field, reason, place = "problem") {
   return false;
 }
 
+/** Go to the setting that a server's error is about, if it is about one. */
+export function blame({ setting, message }) {
+  if ([...NUMBERS, "key"].includes(setting)) complain(find(setting), message);
+}
+
 function quiet() {
   for (const field of document.querySelectorAll("[aria-invalid]")) {
     find(field.getAttribute("aria-describedby")).textContent = "";

@@ -27,7 +27,7 @@ export async function* stream(path, body, signal) {
     body: JSON.stringify(body),
     signal,
   });
-  if (!response.ok) throw new Error(await errorOf(response));
+  if (!response.ok) throw await errorOf(response);
   for await (const data of eventsOf(response)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);
@@ -42,13 +42,16 @@ export function headers(extra = {}) {
   return key ? { ...extra, Authorization: `Bearer ${key}` } : extra;
 }
 
-/** What a response that is no success says. */
+/** What a response that is no success says, with the setting that it is about. */
 async function errorOf(response) {
+  const error = new Error(`The server answered ${response.status}.`);
   try {
-    return (await response.json()).error.message;
+    const { message, param } = (await response.json()).error;
+    Object.assign(error, { message, setting: response.status === 401 ? "key" : param });
   } catch {
-    return `The server answered ${response.status}.`;
+    // It says nothing that can be read.
   }
+  return error;
 }
 
 /**
@@ -64,7 +67,7 @@ export async function follow(onSnapshot, onLost, onReplicas) {
     try {
       const options = { headers: headers(), signal: stop.signal, cache: "no-store" };
       const response = await fetch(`live${location.search}`, options);
-      if (!response.ok) throw new Error(await errorOf(response));
+      if (!response.ok) throw await errorOf(response);
       onReplicas(Number(response.headers.get("x-octavo-replicas") ?? 1));
       for await (const data of eventsOf(response)) onSnapshot(JSON.parse(data));
       onLost("the stream has ended");
