@@ -1,5 +1,6 @@
 """The page in a real browser: headless Chromium, without a network beyond this machine."""
 
+import re
 import time
 
 import pytest
@@ -80,6 +81,23 @@ def test_a_large_pool_is_shown_as_far_as_it_is_occupied(browser: object, page_se
         )
         == 4
     )
+    assert tab.errors == []
+    tab.close()
+
+
+def test_a_comparison_without_a_difference_shows_none(browser: object, page_server: Page) -> None:
+    """This server shares nothing: it answers all six alike, whatever their salts."""
+    tab = Tab(browser, page_server)
+    page = tab.page
+    page.get_by_role("button", name="One prefix, many questions").click()
+    until(page, "!document.getElementById('race').disabled")
+    assert page.text_content("#race-problem") == ""
+    assert page.text_content("#shared-computed") == page.text_content("#apart-computed") == "192"
+    rates = [float(page.text_content(f"#{side}-rate")) for side in ("shared", "apart")]
+    said = page.text_content("#race-said")
+    ratio = float(re.search(r"([0-9.]+) times the tokens/s", said).group(1))
+    assert ratio == pytest.approx(rates[0] / rates[1], rel=0.1)
+    assert ("no difference" in said) or abs(ratio - 1) > 0.04
     assert tab.errors == []
     tab.close()
 
