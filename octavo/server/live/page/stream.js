@@ -65,8 +65,7 @@ export async function follow(onSnapshot, onLost, onReplicas) {
     const hide = () => document.hidden && stop.abort();
     document.addEventListener("visibilitychange", hide);
     try {
-      const options = { headers: headers(), signal: stop.signal, cache: "no-store" };
-      const response = await fetch(`live${location.search}`, options);
+      const response = await watch(stop.signal);
       if (!response.ok) throw await errorOf(response);
       onReplicas(Number(response.headers.get("x-octavo-replicas") ?? 1));
       for await (const data of eventsOf(response)) onSnapshot(JSON.parse(data));
@@ -78,6 +77,17 @@ export async function follow(onSnapshot, onLost, onReplicas) {
     }
     await new Promise((resolve) => setTimeout(resolve, 1500));
   }
+}
+
+/**
+ * Ask for snapshots. A browser opens six connections to a server, and six others for what goes without cookies:
+ * so that this one takes none from six questions, it goes without, unless something in between wants them.
+ */
+async function watch(signal) {
+  const ask = (credentials) => fetch(`live${location.search}`, { headers: headers(), signal, cache: "no-store", credentials });
+  const response = await ask("omit").catch(() => null);
+  const isStream = response?.ok && response.headers.get("content-type")?.startsWith("text/event-stream");
+  return isStream ? response : ask("same-origin");
 }
 
 function visible() {
