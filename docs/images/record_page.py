@@ -22,6 +22,8 @@ from playwright.sync_api import Browser, FloatRect, Page, sync_playwright
 FOLDER = Path(__file__).parent
 WIDTH, HEIGHT = 1440, 1000
 FRAME_S, LAST_FRAME_S, MAX_PAUSE_S = 0.2, 6.0, 0.6
+# For rows of the tree that the last frame has not.
+ROOM = 52
 QUESTION = "Name three planets, and say one thing about each. Use a list."
 
 
@@ -67,10 +69,15 @@ def record(page: Page, path: Path) -> None:
     # The tree as it is afterwards.
     page.wait_for_timeout(800)
     take()
-    heights = [frame.height for frame in frames]
-    whole = [frame.crop((0, 0, frame.width, max(heights))) for frame in frames]
+    whole = [as_high(frame, frames[-1].height + ROOM) for frame in frames]
     pauses = [min(after - before, MAX_PAUSE_S) for before, after in pairwise(times)]
     save(whole, [*pauses, LAST_FRAME_S], path)
+
+
+def as_high(frame: Image.Image, height: int) -> Image.Image:
+    whole = Image.new("RGB", (frame.width, height), frame.getpixel((0, 0)))  # type: ignore[arg-type]
+    whole.paste(frame)
+    return whole
 
 
 def area(page: Page) -> FloatRect:
@@ -101,7 +108,7 @@ def picture(page: Page, path: Path) -> None:
     page.evaluate("document.getElementById('settings').open = false")
     page.fill("#prompt", QUESTION)
     page.keyboard.press("Enter")
-    while page.locator(".answer li").count() < 5 and page.is_disabled("#send"):
+    while len(page.locator(".messages").inner_text()) < 480 and page.is_disabled("#send"):
         page.wait_for_timeout(50)
     page.screenshot(path=path)
     image = Image.open(path).convert("RGB")

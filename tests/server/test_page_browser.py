@@ -54,7 +54,7 @@ def test_it_can_be_walked_by_keyboard(browser: object, page_server: Page) -> Non
 
 
 @pytest.mark.parametrize("page_server", [5819], indirect=True)
-def test_a_large_pool_is_shown_as_far_as_it_is_occupied(browser: object, page_server: Page) -> None:
+def test_of_a_large_pool_blocks_in_use_are_shown(browser: object, page_server: Page) -> None:
     tab = Tab(browser, page_server, viewport={"width": 1280, "height": 900})
     page = tab.page
     assert "each square" not in page.text_content("#pool-note")

@@ -3,7 +3,7 @@
 import { Chat } from "./chat.js";
 import { assignColours, colourOf, forgetStyles, histogram, line } from "./charts.js";
 import { Comparison } from "./compare.js";
-import { drawLegend, PoolView } from "./pool.js";
+import { drawLegend, MAX_CACHED, PoolView } from "./pool.js";
 import { follow } from "./stream.js";
 import { TreeView } from "./tree.js";
 import { bytes, find, plural, seconds } from "./words.js";
@@ -74,8 +74,8 @@ function showPool(blocks) {
   const kinds = [["free", blocks.num_free], ["cached", blocks.num_cached], ["in use", blocks.num_used], ["shared", blocks.num_shared]];
   const sizes = kinds.map(([name, count]) => `${count.toLocaleString("en")} ${name}`).join(" · ");
   const text = `${plural(blocks.num_blocks, "block")} of ${plural(blocks.block_size, "token")}: ${sizes}`;
-  const isSampled = pool.blocksPerCell > 1 && pool.cells.length;
-  say("pool-note", isSampled ? `${text} (each square: 1 of ${pool.blocksPerCell})` : text);
+  const sample = pool.blocksPerCell > 1 && pool.cells.length ? ` (each square: 1 of ${pool.blocksPerCell})` : "";
+  say("pool-note", text + sample + (pool.numLeftOut ? ` (${MAX_CACHED} squares of cached ones are drawn)` : ""));
   find("zoom").hidden = !pool.canZoom;
   find("pool").setAttribute("aria-label", `Block pool: ${text}`);
 }

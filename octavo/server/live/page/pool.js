@@ -4,8 +4,9 @@ import { COLOURS, colourOf, fit, style } from "./charts.js";
 import { blockWords } from "./words.js";
 
 const STRIPES = 4;
-// A larger pool is shown as far as it is occupied, unless people want to see it whole.
+// Of a larger pool, blocks in use are shown, and cached ones behind them, unless people want to see it whole.
 const MAX_WHOLE = 512;
+export const MAX_CACHED = 256;
 
 /** Draw one block into a square. */
 export function drawBlock(context, left, top, size, { readers, colours }) {
@@ -77,7 +78,7 @@ export class PoolView {
     return this.pool.num_blocks > MAX_WHOLE;
   }
 
-  /** Show the whole pool, or again only what is occupied; return whether it is whole. */
+  /** Show the whole pool, or again only its most interesting blocks; return whether it is whole. */
   toggle() {
     this.isWhole = !this.isWhole;
     this.at = -1;
@@ -97,12 +98,24 @@ export class PoolView {
       const cell = { readers, part, numbers, colours: numbers.map(colourOf) };
       for (let count = 0; count < length; count += 1) this.cells.push(cell);
     }
-    if (isZoomed) this.cells = this.cells.slice(0, 1 + this.cells.findLastIndex(({ readers }) => readers >= 0));
+    this.blocks = this.cells.map((_, index) => index * this.blocksPerCell);
+    this.numLeftOut = 0;
+    if (isZoomed) this.zoom();
     if (this.at >= this.cells.length) this.at = -1;
     this.explain();
     // Those that read the block may be others by now.
     if (this.at >= 0) this.onPoint(this.cells[this.at].numbers);
     else this.draw();
+  }
+
+  zoom() {
+    const places = [...this.cells.keys()];
+    const used = places.filter((place) => this.cells[place].readers > 0);
+    const cached = places.filter((place) => this.cells[place].readers === 0);
+    const shown = [...used, ...cached.slice(0, MAX_CACHED)];
+    this.numLeftOut = used.length + cached.length - shown.length;
+    this.blocks = shown.map((place) => this.blocks[place]);
+    this.cells = shown.map((place) => this.cells[place]);
   }
 
   /** Light up the blocks that any of these sequences reads. */
@@ -183,7 +196,7 @@ export class PoolView {
 
   explain() {
     const cell = this.cells[this.at];
-    const words = cell ? blockWords(this.pool, this.at * this.blocksPerCell, cell, this.blocksPerCell) : "Point at a block, or walk with the arrow keys.";
+    const words = cell ? blockWords(this.pool, this.blocks[this.at], cell, this.blocksPerCell) : "Point at a block, or walk with the arrow keys.";
     if (this.words.textContent !== words) this.words.textContent = words;
   }
 }

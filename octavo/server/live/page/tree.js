@@ -1,7 +1,7 @@
 // The prefix tree as an icicle: what continues a branch hangs below it.
 
 import { fit, style } from "./charts.js";
-import { branchWords } from "./words.js";
+import { branchWords, plural } from "./words.js";
 
 const ROW = 26;
 const MAX_ROWS = 8;
@@ -100,7 +100,7 @@ export class TreeView {
   }
 
   label(context, numBlocks, numReaders, numHits, room) {
-    const long = `${numBlocks} blk · ${numReaders} reading · ${numHits} hits`;
+    const long = `${numBlocks} blk · ${numReaders} reading · ${plural(numHits, "hit")}`;
     const middle = `${numBlocks} blk · ${numReaders} reading`;
     return [long, middle, `${numBlocks} blk`, `${numBlocks}`].find((label) => context.measureText(label).width <= room);
   }
