@@ -93,8 +93,12 @@ def area(page: Page) -> FloatRect:
 
 
 def save(frames: list[Image.Image], pauses: list[float], path: Path) -> None:
-    """Write frames with one palette, that of the last one; what did not change is left out."""
-    palette = frames[-1].quantize(64, dither=Image.Dither.NONE)
+    """Write frames with one palette, made of some of them; what did not change is left out."""
+    some = [*frames[:: max(1, len(frames) // 12)], frames[-1]]
+    mosaic = Image.new("RGB", (some[0].width, sum(frame.height for frame in some)))
+    for place, frame in enumerate(some):
+        mosaic.paste(frame, (0, place * frame.height))
+    palette = mosaic.quantize(128, dither=Image.Dither.NONE)
     first, *others = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     durations = [round(1e3 * pause) for pause in pauses]
     first.save(path, save_all=True, append_images=others, duration=durations, loop=0, optimize=True)
@@ -108,7 +112,9 @@ def picture(page: Page, path: Path) -> None:
     page.evaluate("document.getElementById('settings').open = false")
     page.fill("#prompt", QUESTION)
     page.keyboard.press("Enter")
-    while len(page.locator(".messages").inner_text()) < 480 and page.is_disabled("#send"):
+    while page.is_disabled("#send") and (
+        len(page.locator(".messages").inner_text()) < 480 or page.text_content("#running") == "0, 0"
+    ):
         page.wait_for_timeout(50)
     page.screenshot(path=path)
     image = Image.open(path).convert("RGB")
