@@ -61,3 +61,34 @@ def test_no_neighbour_changes_an_answer(smollm2: LLM, golden: list[dict]) -> Non
     together = [output.outputs[0].token_ids for output in smollm2.generate(prompts, params)]
     smollm2.reset_prefix_cache()
     assert [smollm2.generate(prompt, params)[0].outputs[0].token_ids for prompt in prompts] == together
+
+
+def test_a_scored_token_is_as_likely_as_when_it_was_decoded(idle: LLM, golden: list[dict]) -> None:
+    """Whether a row comes alone or with others, whatever was cached: not a bit of its log-probability differs."""
+    params = replace(GREEDY, max_tokens=24, logprobs=0)
+    for row in golden[:4]:
+        decoded = idle.generate(row["prompt_ids"], params)[0].outputs[0]
+        assert decoded.logprobs is not None
+        ids = [*row["prompt_ids"], *decoded.token_ids]
+        scored = idle.generate(ids, SamplingParams(max_tokens=1, prompt_logprobs=0))[0].prompt_logprobs
+        assert scored is not None
+        for token, seen, again in zip(
+            decoded.token_ids, decoded.logprobs, scored[len(row["prompt_ids"]) :], strict=True
+        ):
+            assert again is not None
+            assert seen[token].logprob == again[token].logprob
+
+
+@pytest.mark.parametrize("max_tokens_of_a_step", [None, 7])
+def test_a_cached_prefix_changes_no_continuation(
+    idle: LLM, golden: list[dict], max_tokens_of_a_step: int | None
+) -> None:
+    params = replace(GREEDY, max_tokens=24, logprobs=0)
+    llm = idle if max_tokens_of_a_step is None else LLM("smollm2", num_blocks=256, max_num_batched_tokens=7)
+    for row in golden[4:8]:
+        fresh = idle.generate(row["prompt_ids"], params)[0].outputs[0]
+        llm.generate(row["prompt_ids"], replace(params, max_tokens=1))
+        cached = llm.generate(row["prompt_ids"], params)[0]
+        assert cached.outputs[0].token_ids == fresh.token_ids
+        assert cached.outputs[0].logprobs == fresh.logprobs
+        idle.reset_prefix_cache()

@@ -1,7 +1,8 @@
 // One tile of keys and values against few rows, as a decoding sequence has them. Included by kernel.c, not
 // compiled by itself.
 //
-// A row's scores lie key by key, so that exp serves LANES keys at once, however few rows there are.
+// A row's scores lie key by key, so that exp serves LANES keys at once, however few rows there are. tile.c adds up in
+// the same order: a row has the same bits whichever of the two attends it.
 
 #include "tile.c"
 
@@ -14,10 +15,13 @@ INLINE vec score_keys(const float *query, const float *const *keys, int64_t dim)
     int64_t d = 0;
     for (; d + LANES <= dim; d += LANES) {
         vec part = load(query + d);
-        for (int k = 0; k < LANES; k++) sum[k] += load(keys[k] + d) * part;
+        for (int k = 0; k < LANES; k++) sum[k] = fma_vec(load(keys[k] + d), part, sum[k]);
     }
-    for (; d < dim; d++)
-        for (int k = 0; k < LANES; k++) tail[k] += keys[k][d] * query[d];
+    for (; d < dim; d++) {
+        vec key;
+        for (int k = 0; k < LANES; k++) key[k] = keys[k][d];
+        tail = fma_vec(key, splat(query[d]), tail);
+    }
     return sum_each(sum) + tail;
 }
 
@@ -44,21 +48,23 @@ static void adjust_few(const Call *c, Scratch *s, const Tile *tile, int row, boo
 }
 
 // Turn the scores of a row into weights, as weigh_scores does; 0 behind the last key.
-static void weigh_few(Scratch *s, int row, int count) {
-    vec *scores = s->few_scores[row], total = {0};
+static void weigh_few(Scratch *s, int row, const Tile *tile) {
+    int count = tile->count;
+    vec *scores = s->few_scores[row];
     for (int t = count; t % LANES; t++) scores[t / LANES][t % LANES] = -INFINITY;
     vec tops = scores[0];
     for (int t = LANES; t < count; t += LANES) tops = max_vec(scores[t / LANES], tops);
     float top = s->maximum[0][row];
     for (int i = 0; i < LANES; i++) top = tops[i] > top ? tops[i] : top;
     float base = top == -INFINITY ? 0 : top, correction = exp_vec(splat(s->maximum[0][row] - base))[0];
+    quad sum = {0};
     for (int t = 0; t < count; t += LANES) {
         vec weight = exp_vec(scores[t / LANES] - base);
         scores[t / LANES] = weight;
-        total += weight;
+        sum = add_quads(sum, weight);
     }
     s->maximum[0][row] = top;
-    s->sum[0][row] = s->sum[0][row] * correction + sum_lanes(total);
+    s->sum[0][row] = fma_one(s->sum[0][row], correction, tile->begin % 2 ? SUM_OF_ODD(sum) : SUM_OF_EVEN(sum));
     s->correction[row] = correction;
 }
 
@@ -76,7 +82,7 @@ INLINE void add_few_part(Scratch *s, const Tile *tile, const Tile *next, int64_t
         for (int v = 0; v < vectors; v++) values[v] = load(tile->values[t] + d + v * LANES);
         for (int r = 0; r < rows; r++) {
             vec weight = splat(weights[r * TILE + t]);
-            for (int v = 0; v < vectors; v++) sum[r][v] += weight * values[v];
+            for (int v = 0; v < vectors; v++) sum[r][v] = fma_vec(weight, values[v], sum[r][v]);
         }
     }
     for (int r = 0; r < rows; r++)
@@ -100,7 +106,7 @@ INLINE void add_few(Scratch *s, const Tile *tile, const Tile *next, int64_t dim,
         for (int r = 0; r < rows; r++) {
             float sum = s->output[r * dim + d] * s->correction[r];
             for (int t = 0; t < tile->count; t++)
-                sum += s->few_scores[r][t / LANES][t % LANES] * tile->values[t][d];
+                sum = fma_one(s->few_scores[r][t / LANES][t % LANES], tile->values[t][d], sum);
             s->output[r * dim + d] = sum;
         }
 }
@@ -114,7 +120,7 @@ static void attend_few(const Call *c, Scratch *s, const Tile *tile, const Tile *
     score_few(s, tile, c->head_dim, rows);
     for (int r = 0; r < rows; r++) {
         if (masked || c->alibi || c->softcap > 0) adjust_few(c, s, tile, r, masked);
-        weigh_few(s, r, tile->count);
+        weigh_few(s, r, tile);
     }
     switch (rows) {
     case 1: add_few(s, tile, next, c->head_dim, 1); break;

@@ -6,10 +6,10 @@
 #include "vector.c"
 
 #if LANES == 16                                // 32 registers
-#define KEYS 8                                 // keys whose scores are made together
+#define KEYS 4                                 // keys whose scores are made together, in two sums each
 #define VALUE_VECTORS 4                        // value vectors that are summed together
 #else
-#define KEYS 4
+#define KEYS 2
 #define VALUE_VECTORS 2
 #endif
 #define VALUE_ROWS 6
@@ -45,18 +45,50 @@ INLINE void prefetch_row(const float *row, int64_t dim) {
     for (int64_t d = 0; d < dim; d += 16) __builtin_prefetch(row + d, 0, PREFETCH_LEVEL);
 }
 
-// scores[key][row] of KEYS keys and num_vectors row vectors; query is [D][BLOCK_ROWS].
-INLINE void score_block(vec (*scores)[BLOCK_VECTORS], const float *query, const float *const *keys,
-                        int64_t dim, const int num_vectors) {
-    vec sum[KEYS][BLOCK_VECTORS] = {0};
-    for (int64_t d = 0; d < dim; d++, query += BLOCK_ROWS) {
-        for (int k = 0; k < KEYS; k++) {
-            vec key = splat(keys[k][d]);
-            for (int v = 0; v < num_vectors; v++) sum[k][v] += key * load(query + v * LANES);
-        }
+typedef vec Sums[KEYS][BLOCK_VECTORS];
+
+// Add the products of element d of KEYS keys and num_vectors row vectors; query is [D][BLOCK_ROWS].
+INLINE void add_element(Sums sum, const float *query, const float *const *keys, int64_t d, const int num_vectors) {
+    vec rows[BLOCK_VECTORS];
+    for (int v = 0; v < num_vectors; v++) rows[v] = in_register(load(query + d * BLOCK_ROWS + v * LANES));
+    for (int k = 0; k < KEYS; k++) {
+        vec key = splat(keys[k][d]);
+        for (int v = 0; v < num_vectors; v++) sum[k][v] = fma_vec(key, rows[v], sum[k][v]);
+    }
+}
+
+// Sums of the products of the elements that lie in a lane of a vector, and two lanes later.
+INLINE void score_lanes(Sums result, const float *query, const float *const *keys, int64_t dim, const int lane,
+                        const int num_vectors) {
+    Sums sum = {0}, other = {0};
+    for (int64_t d = lane; d - lane + LANES <= dim; d += LANES) {
+        add_element(sum, query, keys, d, num_vectors);
+        add_element(other, query, keys, d + 2, num_vectors);
     }
     for (int k = 0; k < KEYS; k++)
-        for (int v = 0; v < num_vectors; v++) scores[k][v] = sum[k][v];
+        for (int v = 0; v < num_vectors; v++) result[k][v] = sum[k][v] + other[k][v];
+}
+
+// scores[key][row] of KEYS keys and num_vectors row vectors, added up as few.c does, along lanes: lanes 0 and 2, and 1
+// and 3, of every 128 bits, then those two, then neighbours, and what is behind the last whole vector comes last.
+INLINE void score_block(vec (*scores)[BLOCK_VECTORS], const float *query, const float *const *keys,
+                        int64_t dim, const int num_vectors) {
+    Sums parts[LANES / 2];
+#pragma GCC unroll 8
+    for (int i = 0; i < LANES / 2; i++) score_lanes(parts[i], query, keys, dim, i / 2 * 4 + i % 2, num_vectors);
+    for (int k = 0; k < KEYS; k++)
+        for (int v = 0; v < num_vectors; v++) {
+            vec sum[LANES / 2];
+            for (int i = 0; i < LANES / 2; i++) sum[i] = parts[i][k][v];
+            for (int n = LANES / 4; n; n /= 2)
+                for (int i = 0; i < n; i++) sum[i] = sum[2 * i] + sum[2 * i + 1];
+            scores[k][v] = sum[0];
+        }
+    if (dim % LANES == 0) return;
+    Sums tail = {0};
+    for (int64_t d = dim / LANES * LANES; d < dim; d++) add_element(tail, query, keys, d, num_vectors);
+    for (int k = 0; k < KEYS; k++)
+        for (int v = 0; v < num_vectors; v++) scores[k][v] += tail[k][v];
 }
 
 // Scores of the tile; while they are made, the next tile's keys come from memory.
@@ -90,20 +122,23 @@ static void adjust_scores(const Call *c, Scratch *s, int i, int64_t begin, int c
 }
 
 // Turn the scores of row vector i into weights against its new maximum; correct what was summed so far.
-static void weigh_scores(Scratch *s, int i, int count) {
-    int v = i % BLOCK_VECTORS;
+static void weigh_scores(Scratch *s, int i, const Tile *tile) {
+    int v = i % BLOCK_VECTORS, count = tile->count;
     vec top = s->maximum[i];
     for (int t = 0; t < count; t++) top = max_vec(s->scores[t][v], top);
     // A row that has seen nothing keeps -inf; from 0 its weights are exp(-inf) = 0, not NaN.
     vec base = select_vec(top == -INFINITY, (vec){0}, top);
-    vec correction = exp_vec(s->maximum[i] - base), total = s->sum[i] * correction;
-    for (int t = 0; t < count; t++) {
-        vec weight = exp_vec(s->scores[t][v] - base);
-        s->scores[t][v] = weight;
-        total += weight;
-    }
+    vec correction = exp_vec(s->maximum[i] - base), sum[4] = {0};
+    for (int t = count; t % 4; t++) s->scores[t][v] = splat(-INFINITY);
+    for (int t = 0; t < count; t += 4)
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) {
+            vec weight = exp_vec(s->scores[t + j][v] - base);
+            s->scores[t + j][v] = weight;
+            sum[j] += weight;
+        }
     s->maximum[i] = top;
-    s->sum[i] = total;
+    s->sum[i] = fma_vec(s->sum[i], correction, tile->begin % 2 ? SUM_OF_ODD(sum) : SUM_OF_EVEN(sum));
     store(s->correction + v * LANES, correction);
 }
 
@@ -118,7 +153,7 @@ INLINE void add_values(Scratch *s, const Tile *tile, float *output, int row, int
         const float *weight = (const float *)s->scores[t] + row;
         for (int v = 0; v < vectors; v++) {
             vec value = load(tile->values[t] + d + v * LANES);
-            for (int r = 0; r < rows; r++) sum[r][v] += weight[r] * value;
+            for (int r = 0; r < rows; r++) sum[r][v] = fma_vec(splat(weight[r]), value, sum[r][v]);
         }
     }
     for (int r = 0; r < rows; r++)
@@ -135,7 +170,7 @@ INLINE void add_value_rows(Scratch *s, const Tile *tile, float *output, int row,
         for (int r = row; r < row + rows; r++) {
             float sum = output[r * dim + d] * s->correction[r];
             for (int t = 0; t < tile->count; t++)
-                sum += ((const float *)s->scores[t])[r] * tile->values[t][d];
+                sum = fma_one(((const float *)s->scores[t])[r], tile->values[t][d], sum);
             output[r * dim + d] = sum;
         }
 }
@@ -162,7 +197,7 @@ static void attend_tile(const Call *c, Scratch *s, const Tile *tile, const Tile 
         for (int v = 0; v < num_vectors; v++) {
             int i = block * BLOCK_VECTORS + v;
             if (masked || c->alibi || c->softcap > 0) adjust_scores(c, s, i, begin, tile->count, masked);
-            weigh_scores(s, i, tile->count);
+            weigh_scores(s, i, tile);
         }
         add_value_block(s, tile, s->output + first * c->head_dim, block_rows, c->head_dim);
     }

@@ -4,6 +4,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined(__FMA__)
+#include <immintrin.h>
+#endif
+
 #if defined(__AVX512F__)                       // 32 registers of 16 lanes
 #define LANES 16
 #else
@@ -26,6 +30,34 @@ INLINE void store(float *p, vec x) { *(loose_vec *)p = x; }
 INLINE vec select_vec(ivec mask, vec a, vec b) { return (vec)(((ivec)a & mask) | ((ivec)b & ~mask)); }
 INLINE vec max_vec(vec a, vec b) { return select_vec(a > b, a, b); }
 
+// What several products need is loaded once: GCC would load it again in each.
+INLINE vec in_register(vec x) {
+#if defined(__AVX__)
+    __asm__("" : "+v"(x));
+#endif
+    return x;
+}
+
+// a * b + c, rounded once if the CPU can. GCC would do so in some loops and not in others: where a row's bits must not
+// depend on how many rows there are, it is spelled out.
+INLINE vec fma_vec(vec a, vec b, vec c) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
+
+INLINE float fma_one(float a, float b, float c) {
+#if defined(__FMA__) || defined(__aarch64__)
+    return __builtin_fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
 INLINE vec load_bfloat16(const uint16_t *p) {
     return (vec)(__builtin_convertvector(*(const halves *)p, uvec) << 16);
 }
@@ -35,12 +67,22 @@ INLINE void store_bfloat16(uint16_t *p, vec x) {
     *(halves *)p = __builtin_convertvector((bits + 0x7FFF + (bits >> 16 & 1)) >> 16, halves);
 }
 
-// Quarters first: a loop over single lanes would be compiled to scalar code.
-INLINE float sum_lanes(vec x) {
-    quad sum = {0}, parts[LANES / 4];
+// Add a vector's quarters, the first one first.
+INLINE quad add_quads(quad sum, vec x) {
+    quad parts[LANES / 4];
     memcpy(parts, &x, sizeof x);
     for (int i = 0; i < LANES / 4; i++) sum += parts[i];
-    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    return sum;
+}
+
+// Sums of four, of keys that begin with an even or an odd one: the same keys are neighbours.
+#define SUM_OF_EVEN(x) (((x)[0] + (x)[1]) + ((x)[2] + (x)[3]))
+#define SUM_OF_ODD(x) (((x)[3] + (x)[0]) + ((x)[1] + (x)[2]))
+
+// Quarters first: a loop over single lanes would be compiled to scalar code.
+INLINE float sum_lanes(vec x) {
+    quad sum = add_quads((quad){0}, x);
+    return SUM_OF_EVEN(sum);
 }
 
 #if defined(__clang__)
@@ -80,16 +122,16 @@ INLINE vec sum_each(const vec *x) {
 }
 #else
 INLINE vec sum_each(const vec *x) {
-    quad sums[LANES / 4];
-    for (int i = 0; i < LANES; i += 4) {
-        quad each[4] = {0}, parts[LANES / 4];
-        for (int k = 0; k < 4; k++) {
-            memcpy(parts, &x[i + k], sizeof parts);
-            for (int j = 0; j < LANES / 4; j++) each[k] += parts[j];
+    quad sums[LANES / 4], parts[4][LANES / 4];
+    for (int i = 0; i < LANES / 4; i++, x += 4) {
+        memcpy(parts, x, sizeof parts);
+        for (int j = 0; j < LANES / 4; j++) {
+            quad low = SHUFFLE(parts[0][j], parts[1][j], 0, 4, 1, 5) + SHUFFLE(parts[0][j], parts[1][j], 2, 6, 3, 7);
+            quad high = SHUFFLE(parts[2][j], parts[3][j], 0, 4, 1, 5) + SHUFFLE(parts[2][j], parts[3][j], 2, 6, 3, 7);
+            parts[0][j] = SHUFFLE(low, high, 0, 1, 4, 5) + SHUFFLE(low, high, 2, 3, 6, 7);
         }
-        quad low = SHUFFLE(each[0], each[1], 0, 4, 1, 5) + SHUFFLE(each[0], each[1], 2, 6, 3, 7);
-        quad high = SHUFFLE(each[2], each[3], 0, 4, 1, 5) + SHUFFLE(each[2], each[3], 2, 6, 3, 7);
-        sums[i / 4] = SHUFFLE(low, high, 0, 1, 4, 5) + SHUFFLE(low, high, 2, 3, 6, 7);
+        sums[i] = parts[0][0] + parts[0][1];
+        if (LANES == 16) sums[i] += parts[0][LANES / 4 - 2] + parts[0][LANES / 4 - 1];
     }
     vec result;
     memcpy(&result, sums, sizeof result);

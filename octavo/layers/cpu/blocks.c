@@ -98,12 +98,13 @@ INLINE void multiply(const uint8_t *weights, const void *scales, const void *min
             floats scale = load_scales(scales, b * f.halves + g / HALF * (f.halves - 1), f.scale_bytes);
 #pragma GCC unroll 16
             for (int r = 0; r < count; r++)
-                out[r] += __builtin_convertvector(finish_sums(sums[r], product_bits(f)), floats) * (scale * d[r]);
+                out[r] = fma_floats(__builtin_convertvector(finish_sums(sums[r], product_bits(f)), floats),
+                                    scale * d[r], out[r]);
         }
         if (!mins) continue;
         floats min = load_scales(mins, b, f.scale_bytes);
 #pragma GCC unroll 16
-        for (int r = 0; r < count; r++) out[r] += min * sum[r];
+        for (int r = 0; r < count; r++) out[r] = fma_floats(min, (floats){0} + sum[r], out[r]);
     }
 }
 

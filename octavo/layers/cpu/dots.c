@@ -37,6 +37,17 @@ typedef uint8_t loose_bytes __attribute__((vector_size(TILE * GROUP), aligned(1)
 typedef uint8_t loose_exponents __attribute__((vector_size(TILE), aligned(1), may_alias));
 typedef _Float16 float16s __attribute__((vector_size(TILE * 2), aligned(2), may_alias));
 
+// As fma_vec.
+INLINE floats fma_floats(floats a, floats b, floats c) {
+#if TILE == 16
+    return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
+
 // Scales of TILE outputs, as the checkpoint has them; see blocks.h.
 INLINE floats load_scales(const void *p, size_t place, int scale_bytes) {
     if (scale_bytes == 4) return ((const loose_floats *)p)[place];

@@ -39,7 +39,7 @@ INLINE void add_products(vec sums[ROWS][OUTPUTS], const NUMBER *w, size_t weight
     for (int r = 0; r < rows; r++) {
         vec inputs = load(x + (size_t)r * stride);
 #pragma GCC unroll 8
-        for (int n = 0; n < OUTPUTS; n++) sums[r][n] += inputs * weights[n];
+        for (int n = 0; n < OUTPUTS; n++) sums[r][n] = fma_vec(inputs, weights[n], sums[r][n]);
     }
 }
 
@@ -57,7 +57,8 @@ INLINE void add_line(vec sums[ROWS][OUTPUTS], const NUMBER *w, size_t size, cons
 #pragma GCC unroll 8
         for (size_t r = 0; r < (size_t)rows; r++)
 #pragma GCC unroll 8
-            for (size_t i = 0; i < LINE / LANES; i++) sums[r][n] += load(x + r * size + i * LANES) * weights[i];
+            for (size_t i = 0; i < LINE / LANES; i++)
+                sums[r][n] = fma_vec(load(x + r * size + i * LANES), weights[i], sums[r][n]);
     }
 #else
 #pragma GCC unroll 8
