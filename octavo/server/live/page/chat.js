@@ -124,7 +124,9 @@ export class Chat {
 
   /** Send the turns; keep the answers, or those parts of them that came before a stop. */
   async answer(signal) {
+    const turns = this.turns;
     if (this.model === null) await this.findModel();
+    if (this.turns !== turns) return;
     const body = this.body();
     const turn = { role: "assistant", answers: [], chosen: 0, note: "stopped" };
     for (let index = 0; index < body.n; index += 1) turn.answers.push({ text: "", thought: "" });
