@@ -51,12 +51,18 @@ class BlockPool:
         """Ids of the cached blocks, least recently used first."""
         return list(self._cached)
 
-    def states(self, step: int) -> list[int]:
-        """Return [ceil(N / step)] reference counts of blocks 0, step, 2 step, ...; -1 for free ones."""
+    def states(self, step: int, end: int | None = None) -> list[int]:
+        """Return [ceil(end / step)] reference counts of blocks 0, step, 2 step, ...; -1 for free ones.
+
+        Args:
+            step: look at one block of so many.
+            end: look at the blocks before it; None for all N.
+        """
         cached = self._cached
+        end = self.num_blocks if end is None else end
         return [
             count or (0 if block_id in cached else -1)
-            for block_id, count in zip(range(0, self.num_blocks, step), self.ref_counts[::step], strict=True)
+            for block_id, count in zip(range(0, end, step), self.ref_counts[:end:step], strict=True)
         ]
 
     def allocate(self, num_blocks: int) -> list[int] | None:

@@ -27,7 +27,15 @@ ANSWER = (
     "See [this](https://example.org/a) or [that](javascript:alert(1)).\n\n"
     "<img src=x onerror=\"document.title='broken'\"> <script>document.title='broken'</script>"
 )
-SLOW = "slow"
+SLOW, HARD, EACH = "slow", "hard", "each"
+REFUSED = {"fail": (400, None), "too many": (400, "max_tokens"), "no key": (401, None)}
+# What is too wide in every way: words, lines of code, tables, addresses, quotes, lists.
+WIDE = (
+    f"# {'Heading' * 40}\n\n{'word' * 150}\n\n```\n{'a long line of code ' * 30}\n```\n\n"
+    f"| {' | '.join(f'column {index}' for index in range(14))} |\n|{'---|' * 14}\n"
+    f"| {' | '.join('x' * 60 for _ in range(14))} |\n\n- `{'inline_code' * 30}`\n- {'item' * 60}\n\n"
+    f"> {'quoted' * 60}\n\n[{'link' * 40}](https://example.org/{'path/' * 60})"
+)
 SYSTEM = list(range(10, 26))
 
 
@@ -100,18 +108,22 @@ class Page:
     async def _complete(self, request: Request) -> Response:
         body = json.loads(await request.body())
         self.bodies.append(body)
-        if body["messages"][-1]["content"] == "fail":
-            return JSONResponse({"error": {"message": "temperature must be <b>lower</b>"}}, 400)
+        if (asked := body["messages"][-1]["content"]) in REFUSED:
+            status, param = REFUSED[asked]
+            error = {"message": "temperature must be <b>lower</b>", "param": param}
+            return JSONResponse({"error": error}, status)
         return StreamingResponse(self._chunks(body), media_type="text/event-stream")
 
     async def _chunks(self, body: dict) -> AsyncIterator[str]:
-        is_slow = body["messages"][-1]["content"] == SLOW
-        text = "word " * 10_000 if is_slow else ANSWER
+        asked = body["messages"][-1]["content"]
+        is_slow = asked == SLOW
+        text = {SLOW: "word " * 10_000, HARD: WIDE, EACH: "one #"}.get(asked, ANSWER)
         is_whole = False
         try:
             for start in range(0, len(text), 5):
                 for index in range(body["n"]):
-                    delta = {"index": index, "delta": {"content": text[start : start + 5]}}
+                    piece = text[start : start + 5].replace("one #", f"number {index + 1}")
+                    delta = {"index": index, "delta": {"content": piece}}
                     yield f"data: {json.dumps({'choices': [delta]})}\n\n"
                 await asyncio.sleep(0.005 if is_slow else 0.001)
             usage = {"prompt_tokens": 32, "completion_tokens": 50, "total_tokens": 82}

@@ -181,6 +181,29 @@ def test_a_snapshot_is_small_whatever_the_pool(tiny_engine: MakeEngine) -> None:
         assert max(readers, 0) == len(expected.get(cell * pool.blocks_per_cell, ()))
 
 
+def test_what_is_occupied_of_a_large_pool_is_shown_block_by_block(tiny_engine: MakeEngine) -> None:
+    engine = tiny_engine(num_blocks=5_819)
+    assert snapshot_of(engine).pool.occupied is None
+    running(engine)
+    pool = snapshot_of(engine).pool
+    assert pool.blocks_per_cell == 3
+    cells = [(readers, part) for length, readers, part in pool.occupied.runs for _ in range(length)]
+    expected = readers_by_block(engine)
+    assert {block_id: readers for block_id, (readers, _) in enumerate(cells) if readers > 0} == {
+        block_id: len(readers) for block_id, readers in expected.items()
+    }
+    assert len(cells) == max(expected) + 1
+    assert sum(readers == 0 for readers, _ in cells) == pool.num_cached
+    for block_id, (readers, part) in enumerate(cells):
+        assert readers <= 0 or len(pool.occupied.parts[part][2]) == len(expected[block_id])
+    # A block that is occupied behind those that are looked at: then the samples of the whole pool are shown.
+    store = engine.manager.store
+    far = next(block_id for block_id in store.pool.free_ids if block_id > MAX_CELLS)
+    store.pool.ref_counts[far] = 1
+    store.pool._free.remove(far)
+    assert snapshot_of(engine).pool.occupied is None
+
+
 def test_long_chains_and_many_children_are_cut(tiny_engine: MakeEngine) -> None:
     engine = tiny_engine(num_blocks=128)
     engine.add_request(list(range(3, 83)), SamplingParams(max_tokens=4, ignore_eos=True))

@@ -1,46 +1,14 @@
 """The page in a real browser: headless Chromium, without a network beyond this machine."""
 
-import os
-import shutil
+import re
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
-from page_helpers import ANSWER, SLOW, Page, Tab, slow, until
-
-from octavo.engine.engine import Engine
-from octavo.server.loop.engine_loop import EngineLoop
-
-CHROMIUM = os.environ.get("OCTAVO_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-pytestmark = pytest.mark.skipif(
-    not Path(CHROMIUM).exists(), reason="Chromium is not installed (apt-get install chromium)"
-)
+from page_helpers import ANSWER, SLOW, Page, Tab, until
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[object]:
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"]
-        )
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def server(tiny_engine: Callable[..., Engine]) -> Iterator[Page]:
-    loop = EngineLoop(lambda: slow(tiny_engine(num_blocks=512, max_num_seqs=16)))
-    loop.start()
-    page = Page(loop)
-    yield page
-    page.stop()
-    loop.stop()
-
-
-def test_the_engine_is_painted_and_explained(browser: object, server: Page) -> None:
-    tab = Tab(browser, server, viewport={"width": 1280, "height": 900})
+def test_the_engine_is_painted_and_explained(browser: object, page_server: Page) -> None:
+    tab = Tab(browser, page_server, viewport={"width": 1280, "height": 900})
     page = tab.page
     assert page.title() == "Octavo"
     assert page.text_content("#model") == "tiny"
@@ -63,8 +31,8 @@ def test_the_engine_is_painted_and_explained(browser: object, server: Page) -> N
     tab.close()
 
 
-def test_it_can_be_walked_by_keyboard(browser: object, server: Page) -> None:
-    tab = Tab(browser, server)
+def test_it_can_be_walked_by_keyboard(browser: object, page_server: Page) -> None:
+    tab = Tab(browser, page_server)
     page = tab.page
     page.focus("#pool")
     assert page.text_content("#pool-words").startswith("Block 0 is one block with 8 readers")
@@ -85,10 +53,59 @@ def test_it_can_be_walked_by_keyboard(browser: object, server: Page) -> None:
     tab.close()
 
 
-def test_nothing_overflows_on_a_phone_in_the_dark(browser: object, server: Page) -> None:
+@pytest.mark.parametrize("page_server", [5819], indirect=True)
+def test_of_a_large_pool_blocks_in_use_are_shown(browser: object, page_server: Page) -> None:
+    tab = Tab(browser, page_server, viewport={"width": 1280, "height": 900})
+    page = tab.page
+    assert "each square" not in page.text_content("#pool-note")
+    page.focus("#pool")
+    assert page.text_content("#pool-words").startswith("Block 0 is one block with 8 readers")
+    page.keyboard.press("End")
+    last = page.text_content("#pool-words")
+    assert "belongs to sequence" in last or "readers" in last
+    assert int(last.split()[1]) < 512
+    button = page.get_by_role("button", name="Whole pool")
+    button.click()
+    assert button.get_attribute("aria-pressed") == "true"
+    assert "each square: 1 of 3" in page.text_content("#pool-note")
+    page.focus("#pool")
+    page.keyboard.press("End")
+    assert page.text_content("#pool-words").startswith("Block 5,817 is free")
+    assert "It stands for 3 blocks." in page.text_content("#pool-words")
+    button.click()
+    assert button.get_attribute("aria-pressed") == "false"
+    # People look for prefixes first.
+    assert (
+        page.evaluate(
+            "document.getElementById('tree').compareDocumentPosition(document.getElementById('pool'))"
+        )
+        == 4
+    )
+    assert tab.errors == []
+    tab.close()
+
+
+def test_a_comparison_without_a_difference_shows_none(browser: object, page_server: Page) -> None:
+    """This server shares nothing: it answers all six alike, whatever their salts."""
+    tab = Tab(browser, page_server)
+    page = tab.page
+    page.get_by_role("button", name="One prefix, many questions").click()
+    until(page, "!document.getElementById('race').disabled")
+    assert page.text_content("#race-problem") == ""
+    assert page.text_content("#shared-computed") == page.text_content("#apart-computed") == "192"
+    rates = [float(page.text_content(f"#{side}-rate")) for side in ("shared", "apart")]
+    said = page.text_content("#race-said")
+    ratio = float(re.search(r"([0-9.]+) times the tokens/s", said).group(1))
+    assert ratio == pytest.approx(rates[0] / rates[1], rel=0.1)
+    assert ("no difference" in said) or abs(ratio - 1) > 0.04
+    assert tab.errors == []
+    tab.close()
+
+
+def test_nothing_overflows_on_a_phone_in_the_dark(browser: object, page_server: Page) -> None:
     tab = Tab(
         browser,
-        server,
+        page_server,
         color_scheme="dark",
         viewport={"width": 360, "height": 740},
         has_touch=True,
@@ -104,8 +121,8 @@ def test_nothing_overflows_on_a_phone_in_the_dark(browser: object, server: Page)
     tab.close()
 
 
-def test_the_chat_streams_and_what_a_model_writes_stays_text(browser: object, server: Page) -> None:
-    tab = Tab(browser, server)
+def test_the_chat_streams_and_what_a_model_writes_stays_text(browser: object, page_server: Page) -> None:
+    tab = Tab(browser, page_server)
     page = tab.page
     page.click("summary")
     page.fill("#n", "2")
@@ -114,7 +131,7 @@ def test_the_chat_streams_and_what_a_model_writes_stays_text(browser: object, se
     page.fill("#prompt", "What is a block?")
     page.keyboard.press("Enter")
     until(page, "document.querySelector('.meta')?.textContent.includes('50 written')")
-    body = server.bodies[0]
+    body = page_server.bodies[0]
     assert body["messages"] == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "What is a block?"},
@@ -135,19 +152,19 @@ def test_the_chat_streams_and_what_a_model_writes_stays_text(browser: object, se
     page.click("#send")
     until(page, "document.querySelectorAll('.meta').length === 2")
     until(page, "!document.getElementById('send').disabled")
-    assert [message["role"] for message in server.bodies[1]["messages"]] == [
+    assert [message["role"] for message in page_server.bodies[1]["messages"]] == [
         "system",
         "user",
         "assistant",
         "user",
     ]
-    assert server.bodies[1]["messages"][2]["content"] == ANSWER
+    assert page_server.bodies[1]["messages"][2]["content"] == ANSWER
     assert (tab.errors, tab.elsewhere) == ([], [])
     tab.close()
 
 
-def test_an_answer_can_be_stopped_and_an_error_is_told(browser: object, server: Page) -> None:
-    tab = Tab(browser, server)
+def test_an_answer_can_be_stopped_and_an_error_is_told(browser: object, page_server: Page) -> None:
+    tab = Tab(browser, page_server)
     page = tab.page
     page.fill("#prompt", SLOW)
     page.click("#send")
@@ -157,15 +174,15 @@ def test_an_answer_can_be_stopped_and_an_error_is_told(browser: object, server: 
     until(page, "document.querySelector('.meta').textContent.startsWith('stopped')")
     assert page.is_enabled("#send")
     deadline = time.monotonic() + 60
-    while server.num_left == 0 and time.monotonic() < deadline:
+    while page_server.num_left == 0 and time.monotonic() < deadline:
         page.wait_for_timeout(50)
-    assert server.num_left == 1
+    assert page_server.num_left == 1
     assert tab.errors == []
     page.fill("#prompt", "fail")
     page.click("#send")
     page.wait_for_selector(".message.error")
     assert page.text_content(".message.error") == "temperature must be <b>lower</b>"
-    assert server.bodies[1]["messages"][0]["content"] == SLOW
+    assert page_server.bodies[1]["messages"][0]["content"] == SLOW
     page.click("#clear")
     assert page.locator(".message").count() == 0
     tab.close()

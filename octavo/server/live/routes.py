@@ -34,13 +34,17 @@ _WRITE_TIMEOUT_S = 30.0
 _ASSETS = (
     "style.css",
     "app.js",
-    "chat.js",
+    "browser.js",
     "charts.js",
+    "chat.js",
+    "compare.js",
+    "form.js",
     "icon.svg",
     "markdown.js",
     "pool.js",
     "stream.js",
     "tree.js",
+    "turns.js",
     "words.js",
 )
 PAGE_PATHS = ("/", *(f"/page/{name}" for name in _ASSETS))

@@ -7,7 +7,7 @@ event loop        Describer  makes a snapshot of it
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby, islice
+from itertools import chain, islice
 
 import msgspec
 
@@ -15,10 +15,10 @@ from octavo.engine.engine import Engine
 from octavo.engine.request import Request
 from octavo.engine.stats import EngineStats
 from octavo.kv.branches import Branch, top_branches
+from octavo.server.live.cells import MAX_CELLS, Cells, cells_of, occupied_states
 from octavo.server.live.readers import Part, parts_of
 from octavo.server.loop.stats import HistogramSnapshot, LoopStats
 
-MAX_CELLS = 2048
 MAX_RUNNING_ROWS, MAX_WAITING_ROWS, MAX_NAMED_READERS = 48, 16, 12
 MAX_BRANCHES = 64
 _MAX_BRANCH_BLOCKS, _MAX_FIRST_BLOCKS = 768, 32
@@ -35,6 +35,8 @@ class Look:
         block_size: tokens per block.
         blocks_per_cell: a large pool is sampled: each cell shows the first of so many blocks.
         cells: reference count of each cell's block; -1 if it is free.
+        occupied: the same of every single block up to the last one that is not free, if `cells` is sampled
+            and they are at most MAX_CELLS; else none.
         rows: (request id, index) and figures of those that run or wait; not all of them if there are many.
         keys: [S] the same two of every sequence that holds blocks.
         tables: [S] the block ids of each, a list that only grows, and how many there were.
@@ -45,6 +47,7 @@ class Look:
     block_size: int
     blocks_per_cell: int
     cells: list[int]
+    occupied: list[int]
     rows: list[tuple[_Key, "RequestRow"]]
     keys: list[_Key]
     tables: list[tuple[Sequence[int], int]]
@@ -79,15 +82,13 @@ class RequestRow(msgspec.Struct):
     request: int = 0
 
 
-class Pool(msgspec.Struct):
+class Pool(Cells, kw_only=True):
     """The block pool.
 
     Attributes:
         num_blocks, block_size, blocks_per_cell: as in Look; the counts below are exact.
-        runs: (cells, readers, part): cells in a row that are alike. Readers: -1 free, 0 cached. Part: an
-            index into `parts`, -1 for none.
-        parts: (first token, token behind the last, numbers of the readers, not all if there are many).
         table_entries: blocks that a copy for each sequence would take.
+        occupied: as in Look, None where there are none.
     """
 
     num_blocks: int
@@ -99,8 +100,7 @@ class Pool(msgspec.Struct):
     num_used: int
     num_shared: int
     table_entries: int
-    runs: list[tuple[int, int, int]]
-    parts: list[tuple[int, int, list[int]]]
+    occupied: Cells | None
 
 
 class Counts(msgspec.Struct):
@@ -174,6 +174,7 @@ def look(engine: Engine) -> Look:
         block_size=engine.plan.block_size,
         blocks_per_cell=blocks_per_cell,
         cells=store.pool.states(blocks_per_cell),
+        occupied=occupied_states(store.pool, blocks_per_cell),
         rows=[((request.request_id, request.index), _row(request, now)) for request in shown],
         keys=[(request.request_id, request.index) for request in running],
         tables=tables,
@@ -239,29 +240,23 @@ class Describer:
 
 
 def _pool(seen: Look, numbers: list[int]) -> Pool:
-    kv, step = seen.stats.kv, seen.blocks_per_cell
+    kv = seen.stats.kv
     parts = parts_of(seen.tables)
-    part_of = [-1] * len(seen.cells)
-    for index, part in enumerate(parts):
-        for block_id in part.block_ids[part.start : part.end]:
-            if not block_id % step:
-                part_of[block_id // step] = index
-    cells = groupby(zip(seen.cells, part_of, strict=True))
-    runs = [(sum(1 for _ in group), readers, index) for (readers, index), group in cells]
-    # Parts of which no cell shows a block are left out.
-    used = {index: place for place, index in enumerate(sorted({run[2] for run in runs} - {-1}))}
+    described = [_described(part, seen.block_size, numbers) for part in parts]
+    cells = cells_of(seen.cells, seen.blocks_per_cell, parts, described)
     return Pool(
         num_blocks=kv.num_blocks,
         block_size=seen.block_size,
         bytes_per_block=kv.bytes_per_block,
-        blocks_per_cell=step,
+        blocks_per_cell=seen.blocks_per_cell,
         num_free=kv.num_free,
         num_cached=kv.num_cached,
         num_used=kv.num_referenced,
         num_shared=kv.num_shared,
         table_entries=kv.num_table_entries,
-        runs=[(length, readers, used.get(index, -1)) for length, readers, index in runs],
-        parts=[_described(parts[index], seen.block_size, numbers) for index in used],
+        runs=cells.runs,
+        parts=cells.parts,
+        occupied=cells_of(seen.occupied, 1, parts, described) if seen.occupied else None,
     )
 
 

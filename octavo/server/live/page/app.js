@@ -2,18 +2,19 @@
 
 import { Chat } from "./chat.js";
 import { assignColours, colourOf, forgetStyles, histogram, line } from "./charts.js";
-import { drawLegend, PoolView } from "./pool.js";
+import { Comparison } from "./compare.js";
+import { drawLegend, MAX_CACHED, PoolView } from "./pool.js";
 import { follow } from "./stream.js";
 import { TreeView } from "./tree.js";
-import { bytes, plural, seconds } from "./words.js";
+import { bytes, find, plural, seconds } from "./words.js";
 
 const MINUTE = 60;
-const find = (id) => document.getElementById(id);
 const say = (id, text) => {
   if (find(id).textContent !== text) find(id).textContent = text;
 };
 
 const chat = new Chat();
+const comparison = new Comparison(chat);
 const pool = new PoolView(find("pool"), find("pool-words"), (numbers) => light(numbers));
 const tree = new TreeView(find("tree"), find("tree-words"));
 // Points in time with the counters that rates are made of.
@@ -35,9 +36,10 @@ function show(snapshot) {
   latest = snapshot;
   assignColours([
     ...(snapshot.requests ?? []).map((request) => request.number),
-    ...snapshot.pool.parts.flatMap(([, , numbers]) => numbers),
+    ...[snapshot.pool, snapshot.pool.occupied].flatMap((cells) => (cells?.parts ?? []).flatMap(([, , numbers]) => numbers)),
   ]);
   if (chat.model === null) chat.findModel();
+  comparison.see(snapshot);
   showTiles(snapshot);
   showPool(snapshot.pool);
   tree.show(snapshot.branches ?? [], snapshot.pool.block_size);
@@ -72,7 +74,9 @@ function showPool(blocks) {
   const kinds = [["free", blocks.num_free], ["cached", blocks.num_cached], ["in use", blocks.num_used], ["shared", blocks.num_shared]];
   const sizes = kinds.map(([name, count]) => `${count.toLocaleString("en")} ${name}`).join(" · ");
   const text = `${plural(blocks.num_blocks, "block")} of ${plural(blocks.block_size, "token")}: ${sizes}`;
-  say("pool-note", blocks.blocks_per_cell > 1 ? `${text} (each square: 1 of ${blocks.blocks_per_cell})` : text);
+  const sample = pool.blocksPerCell > 1 && pool.cells.length ? ` (each square: 1 of ${pool.blocksPerCell})` : "";
+  say("pool-note", text + sample + (pool.numLeftOut ? ` (${MAX_CACHED} squares of cached ones are drawn)` : ""));
+  find("zoom").hidden = !pool.canZoom;
   find("pool").setAttribute("aria-label", `Block pool: ${text}`);
 }
 
@@ -119,10 +123,15 @@ function redraw() {
   if (!latest) return;
   pool.draw();
   tree.draw();
+  comparison.draw();
   showHistograms(latest);
   line(find("rate-line"), rates.map((entry) => entry.rate));
 }
 
+find("zoom").addEventListener("click", () => {
+  find("zoom").setAttribute("aria-pressed", pool.toggle());
+  showPool(latest.pool);
+});
 find("requests").addEventListener("pointerover", (event) => {
   const row = event.target.closest("tr");
   if (row) light([Number(row.dataset.number)]);
@@ -142,6 +151,7 @@ function showLost(reason) {
 function showReplicas(count) {
   const shown = Number(new URLSearchParams(location.search).get("replica") ?? 0);
   find("replicas").hidden = count < 2;
+  comparison.numReplicas = count;
   if (find("replicas").children.length === count) return;
   find("replicas").replaceChildren(...Array.from({ length: count }, (_, index) => {
     const link = document.createElement("a");

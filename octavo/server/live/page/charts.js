@@ -1,6 +1,6 @@
 // Small drawings on canvases, sharp on every screen, in the page's colours.
 
-import { seconds } from "./words.js";
+import { plural, seconds } from "./words.js";
 
 // Okabe and Ito's colours that tell sequences apart for every kind of eyes.
 export const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442"];
@@ -120,5 +120,31 @@ function axis(context, bounds, first, last, step, { floor, width }) {
     context.fillRect(right - 0.5, floor, 1, 4);
     context.fillText(label, right - room / 2, floor + 15);
     free = right + room / 2 + 14;
+  }
+}
+
+/** Draw lines from one origin: {points: [seconds, height], colour, isFaint}. */
+export function race(canvas, lines) {
+  const { context, width, height } = fit(canvas, 120);
+  const floor = height - 18;
+  const last = Math.max(0.1, ...lines.map(({ points }) => points.at(-1)[0]));
+  const most = Math.max(...lines.map(({ points }) => points.at(-1)[1]));
+  context.lineWidth = 2.5;
+  context.lineJoin = "round";
+  for (const { points, colour, isFaint } of lines) {
+    context.globalAlpha = isFaint ? 0.4 : 1;
+    context.strokeStyle = style(colour);
+    context.beginPath();
+    for (const [time, count] of points) context.lineTo((time / last) * (width - 2) + 1, floor - 2 - (count / Math.max(most, 1)) * (floor - 20));
+    context.stroke();
+  }
+  context.globalAlpha = 1;
+  context.font = "11px system-ui, sans-serif";
+  context.fillStyle = style("--line");
+  context.fillRect(0, floor, width, 1);
+  context.fillStyle = style("--soft");
+  context.fillText(plural(most, "token"), 1, 10);
+  for (const [label, at] of [["0 s", 0], [`${last.toFixed(1)} s`, 1]]) {
+    context.fillText(label, at * (width - context.measureText(label).width), height - 3);
   }
 }

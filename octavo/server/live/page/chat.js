@@ -1,15 +1,26 @@
 // The chat: one request to /v1/chat/completions at a time, shown as it comes.
 
-import { render } from "./markdown.js";
-import { errorOf, eventsOf, headers } from "./stream.js";
-
-const find = (id) => document.getElementById(id);
+import { load, save } from "./browser.js";
+import { areSettingsRight, blame, complain, sampling, systemTurns } from "./form.js";
+import { stream, headers } from "./stream.js";
+import { AnswerView, made, UserView } from "./turns.js";
+import { find } from "./words.js";
 
 export class Chat {
   constructor() {
-    this.history = [];
+    this.turns = load();
+    this.views = [];
     this.model = null;
     this.stopper = null;
+    this.hint = find("hint");
+    this.listen();
+    // A question whose answer was lost with the page is asked again, if its user likes.
+    if (this.turns.at(-1)?.role === "user") find("prompt").value = this.turns.pop().text;
+    for (const turn of this.turns) this.show(turn);
+    find("messages").scrollTop = find("messages").scrollHeight;
+  }
+
+  listen() {
     find("form").addEventListener("submit", (event) => {
       event.preventDefault();
       this.send();
@@ -19,9 +30,11 @@ export class Chat {
       event.preventDefault();
       this.send();
     });
-    find("stop").addEventListener("click", () => this.stopper?.abort());
+    find("stop").addEventListener("click", () => this.stop());
+    document.addEventListener("keydown", (event) => event.key === "Escape" && this.stop());
     find("clear").addEventListener("click", () => this.clear());
     find("key").addEventListener("change", () => this.findModel());
+    window.addEventListener("pagehide", () => this.stopper && save(this.turns));
   }
 
   /** Ask which model there is; also after a key was given. */
@@ -36,171 +49,173 @@ export class Chat {
     }
   }
 
-  clear() {
+  stop() {
     this.stopper?.abort();
-    this.history = [];
-    find("messages").replaceChildren(find("hint") ?? "");
+  }
+
+  clear() {
+    this.stop();
+    this.turns = [];
+    this.views = [];
+    save(this.turns);
+    find("messages").replaceChildren(this.hint);
     find("prompt").focus();
   }
 
-  async send() {
+  send() {
     const text = find("prompt").value.trim();
-    if (!text || this.stopper) return;
-    find("hint")?.remove();
+    if (this.stopper || !areSettingsRight()) return;
+    if (!text) return complain(find("prompt"), "Write a message first.");
     find("prompt").value = "";
-    this.add("user").textContent = text;
-    this.history.push({ role: "user", content: text });
+    return this.ask(this.turns.length, text);
+  }
+
+  /** Drop the turns from a place on, and ask something there instead. After an error all is as before. */
+  async ask(place, text) {
+    if (this.stopper || !areSettingsRight()) return;
+    const [before, isNew] = [this.turns, place === this.turns.length];
+    this.turns = before.slice(0, place);
+    this.cut(place);
+    this.push({ role: "user", text });
     this.begin();
-    const history = this.history;
+    const [turns, stopper] = [this.turns, this.stopper];
     try {
-      const answers = await this.ask();
-      history.push({ role: "assistant", content: answers[0].text });
+      await this.answer(stopper.signal);
     } catch (error) {
-      history.pop();
-      this.add("error", "alert").textContent = error.message;
+      if (this.turns === turns) this.restore(before, isNew ? text : "", error);
     } finally {
-      this.end();
+      this.end(stopper);
     }
+  }
+
+  restore(turns, text, error) {
+    this.cut(0);
+    this.turns = [];
+    for (const turn of turns) this.push(turn);
+    find("prompt").value = [text, find("prompt").value].filter(Boolean).join("\n");
+    this.alert(error);
+  }
+
+  alert(error) {
+    this.add(made("div", "message error", error.message)).setAttribute("role", "alert");
+    blame(error);
   }
 
   begin() {
     this.stopper = new AbortController();
-    find("send").disabled = true;
-    find("stop").disabled = false;
+    this.allow(false);
   }
 
-  end() {
+  end(stopper) {
+    if (this.stopper !== stopper) return;
     this.stopper = null;
-    find("send").disabled = false;
-    find("stop").disabled = true;
+    this.allow(true);
+    save(this.turns);
+    // Whoever worked by keyboard goes on where the next message is written.
+    const isLost = !document.activeElement || document.activeElement === document.body;
+    if (isLost && !matchMedia("(pointer: coarse)").matches) find("prompt").focus();
   }
 
-  /** Send the history; return the answers, those parts of them that came before a stop. */
-  async ask() {
-    const stop = this.stopper.signal;
+  allow(isIdle) {
+    find("send").disabled = !isIdle;
+    find("stop").disabled = isIdle;
+    for (const button of find("messages").querySelectorAll("button.action")) button.disabled = !isIdle;
+  }
+
+  /** Send the turns; keep the answers, or those parts of them that came before a stop. */
+  async answer(signal) {
+    const turns = this.turns;
     if (this.model === null) await this.findModel();
+    if (this.turns !== turns) return;
     const body = this.body();
-    const view = new Answers(this.add("assistant"), body.n);
+    const turn = { role: "assistant", answers: [], chosen: 0, note: "stopped" };
+    for (let index = 0; index < body.n; index += 1) turn.answers.push({ text: "", thought: "" });
+    const view = this.push(turn);
+    this.allow(false);
+    view.begin();
+    const clock = new Clock();
     try {
-      const response = await fetch("v1/chat/completions", {
-        method: "POST",
-        headers: headers({ "Content-Type": "application/json" }),
-        body: JSON.stringify(body),
-        signal: stop,
-      });
-      if (!response.ok) throw new Error(await errorOf(response));
-      for await (const data of eventsOf(response)) {
-        if (data === "[DONE]") break;
-        view.take(JSON.parse(data));
-      }
+      for await (const chunk of stream("v1/chat/completions", body, signal)) clock.note(chunk, view);
     } catch (error) {
-      if (!stop.aborted) {
-        view.drop();
-        throw error;
-      }
+      // What has come is worth more than none.
+      if (!signal.aborted && clock.firstAt === null) throw error;
+      if (!signal.aborted) this.alert(error);
     }
-    view.finish(stop.aborted);
-    return view.answers;
+    turn.note = clock.words(signal.aborted);
+    view.finish();
   }
 
   body() {
-    const system = find("system").value.trim();
-    const body = {
+    const said = this.turns.map(({ role, text, answers, chosen }) => ({ role, content: text ?? answers[chosen].text }));
+    return {
       model: this.model ?? "",
-      messages: [...(system ? [{ role: "system", content: system }] : []), ...this.history],
+      messages: [...systemTurns(), ...said],
       stream: true,
       stream_options: { include_usage: true },
+      ...sampling(),
     };
-    for (const name of ["temperature", "top_p", "max_tokens", "n", "seed"]) {
-      const value = find(name).valueAsNumber;
-      if (!Number.isNaN(value)) body[name] = value;
-    }
-    body.n ??= 1;
-    return body;
   }
 
-  add(kind, role) {
-    const message = document.createElement("div");
-    message.className = `message ${kind}`;
-    if (role) message.setAttribute("role", role);
-    find("messages").append(message);
-    message.scrollIntoView({ block: "nearest" });
-    return message;
+  push(turn) {
+    this.turns.push(turn);
+    return this.show(turn);
+  }
+
+  show(turn) {
+    const place = this.views.length;
+    this.views.at(-1)?.close?.();
+    const view = turn.role === "user"
+      ? new UserView(turn, (text) => this.ask(place, text))
+      : new AnswerView(turn, {
+        chosen: () => save(this.turns),
+        regenerate: () => this.ask(place - 1, this.turns[place - 1].text),
+      });
+    this.views.push(view);
+    this.add(view.element);
+    return view;
+  }
+
+  cut(place) {
+    for (const view of this.views.splice(place)) view.element.remove();
+    for (const error of find("messages").querySelectorAll(".message.error")) error.remove();
+  }
+
+  add(element) {
+    this.hint.remove();
+    find("messages").append(element);
+    element.scrollIntoView({ block: "nearest" });
+    return element;
   }
 }
 
-/** The n answers to one message. */
-class Answers {
-  constructor(element, count) {
-    this.element = element;
+/** When the tokens of one request came, and how many. */
+class Clock {
+  constructor() {
     this.begun = performance.now();
     this.firstAt = null;
     this.usage = null;
-    this.isDue = false;
-    element.classList.toggle("answers", count > 1);
-    this.answers = Array.from({ length: count }, (_, index) => {
-      const holder = document.createElement("div");
-      if (count > 1) element.append(label("name", `Answer ${index + 1}`));
-      element.append(holder);
-      return { text: "", thought: "", holder, isNew: false };
-    });
-    this.meta = label("meta", "…");
-    element.append(this.meta);
   }
 
-  take(chunk) {
-    if (chunk.error) throw new Error(chunk.error.message);
+  note(chunk, view) {
     this.usage = chunk.usage ?? this.usage;
-    for (const choice of chunk.choices ?? []) {
-      const answer = this.answers[choice.index];
-      const { content = "", reasoning_content: thought = "" } = choice.delta ?? {};
-      if (!answer || !(content || thought)) continue;
+    for (const { index, delta } of chunk.choices ?? []) {
+      const { content, reasoning_content: thought } = delta ?? {};
+      if (!(content || thought) || !view.parts[index]) continue;
       this.firstAt ??= performance.now();
-      answer.text += content;
-      answer.thought += thought;
-      answer.isNew = true;
-    }
-    if (!this.isDue) {
-      this.isDue = true;
-      requestAnimationFrame(() => this.draw());
+      view.add(index, content ?? "", thought ?? "");
     }
   }
 
-  draw() {
-    this.isDue = false;
-    const list = this.element.parentElement;
-    const follows = list && list.scrollHeight - list.scrollTop - list.clientHeight < 60;
-    for (const answer of this.answers.filter(({ isNew }) => isNew)) {
-      answer.isNew = false;
-      const quoted = answer.thought && `${answer.thought.replace(/^/gm, "> ")}\n\n`;
-      render(answer.holder, quoted + answer.text);
-    }
-    if (follows) list.scrollTop = list.scrollHeight;
-  }
-
-  finish(isStopped) {
-    const said = [];
-    if (isStopped) said.push("stopped");
+  words(isStopped) {
+    const said = isStopped ? ["stopped"] : [];
     if (this.firstAt !== null) said.push(`first token after ${Math.round(this.firstAt - this.begun)} ms`);
     if (this.usage) {
-      const { prompt_tokens, completion_tokens, prompt_tokens_details } = this.usage;
-      const cached = prompt_tokens_details?.cached_tokens;
+      const { prompt_tokens: prompt, completion_tokens: written, prompt_tokens_details: details } = this.usage;
+      const cached = details?.cached_tokens;
       const elapsed = (performance.now() - (this.firstAt ?? this.begun)) / 1000;
-      said.push(`${prompt_tokens} prompt tokens${cached ? `, ${cached} of them cached` : ""}`);
-      said.push(`${completion_tokens} written, ${(completion_tokens / Math.max(elapsed, 0.001)).toFixed(0)}/s`);
+      said.push(`${prompt} prompt tokens${cached ? `, ${cached} of them cached` : ""}`);
+      said.push(`${written} written, ${(written / Math.max(elapsed, 0.001)).toFixed(0)}/s`);
     }
-    this.meta.textContent = said.join(" · ");
-    this.draw();
+    return said.join(" · ");
   }
-
-  drop() {
-    this.element.remove();
-  }
-}
-
-function label(kind, text) {
-  const element = document.createElement("div");
-  element.className = kind;
-  element.textContent = text;
-  return element;
 }

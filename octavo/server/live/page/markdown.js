@@ -1,5 +1,7 @@
 // A small part of Markdown. Every text goes through textContent: nothing that a model writes becomes HTML.
 
+import { copyButton } from "./browser.js";
+
 const INLINE =
   /(`[^`\n]+`)|(\*\*[^*\n]+\*\*)|(\*[^*\s][^*\n]*\*)|(\[[^[\]\n]{1,200}\]\(https?:\/\/[^\s()]{1,1000}\))/g;
 
@@ -25,6 +27,7 @@ function block(lines, at, blocks) {
     return at + 1;
   }
   if (itemOf(line)) return list(lines, at, blocks);
+  if (isTable(lines, at)) return table(lines, at, blocks);
   return paragraph(lines, at, blocks);
 }
 
@@ -35,9 +38,40 @@ function fence(lines, at, blocks) {
   const code = document.createElement("code");
   code.textContent = lines.slice(at + 1, end).join("\n");
   pre.append(code);
-  pre.tabIndex = 0;
-  blocks.push(pre);
+  blocks.push(scrolling(pre, "code", "Code"));
+  blocks.at(-1).append(copyButton("Copy code", () => code.textContent));
   return end + 1;
+}
+
+/** What is too wide moves in a frame of its own, which a keyboard can reach. */
+function scrolling(element, kind, name) {
+  const [holder, frame] = [document.createElement("div"), document.createElement("div")];
+  holder.className = kind;
+  frame.className = "scroll";
+  frame.tabIndex = 0;
+  frame.setAttribute("role", "group");
+  frame.setAttribute("aria-label", name);
+  frame.append(element);
+  holder.append(frame);
+  return holder;
+}
+
+function isTable(lines, at) {
+  return lines[at].includes("|") && /^ {0,3}\|?( *:?-+:? *\|)+( *:?-+:? *)?$/.test(lines[at + 1] ?? "");
+}
+
+function table(lines, at, blocks) {
+  const element = document.createElement("table");
+  row(element.createTHead(), lines[at], "th");
+  const body = element.createTBody();
+  for (at += 2; at < lines.length && lines[at].includes("|"); at += 1) row(body, lines[at], "td");
+  blocks.push(scrolling(element, "table", "Table"));
+  return at;
+}
+
+function row(section, line, tag) {
+  const cells = line.trim().replace(/^\||\|$/g, "").split("|");
+  section.insertRow().append(...cells.map((cell) => made(tag, cell.trim())));
 }
 
 function itemOf(line) {
@@ -66,7 +100,7 @@ function paragraph(lines, at, blocks) {
     if (at > begin) element.append(document.createElement("br"));
     inline(element, isQuote ? lines[at].replace(/^>\s?/, "") : lines[at]);
     at += 1;
-  } while (at < lines.length && continues(lines[at], isQuote));
+  } while (at < lines.length && continues(lines[at], isQuote) && !isTable(lines, at));
   blocks.push(element);
   return at;
 }

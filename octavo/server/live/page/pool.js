@@ -4,6 +4,9 @@ import { COLOURS, colourOf, fit, style } from "./charts.js";
 import { blockWords } from "./words.js";
 
 const STRIPES = 4;
+// Of a larger pool, blocks in use are shown, and cached ones behind them, unless people want to see it whole.
+const MAX_WHOLE = 512;
+export const MAX_CACHED = 256;
 
 /** Draw one block into a square. */
 export function drawBlock(context, left, top, size, { readers, colours }) {
@@ -62,6 +65,7 @@ export class PoolView {
     this.cells = [];
     this.at = -1;
     this.lit = new Set();
+    this.isWhole = false;
     canvas.addEventListener("pointermove", (event) => this.point(this.cellAt(event)));
     canvas.addEventListener("pointerdown", (event) => this.point(this.cellAt(event)));
     canvas.addEventListener("pointerleave", () => this.point(-1));
@@ -70,21 +74,48 @@ export class PoolView {
     canvas.addEventListener("keydown", (event) => this.walk(event));
   }
 
+  get canZoom() {
+    return this.pool.num_blocks > MAX_WHOLE;
+  }
+
+  /** Show the whole pool, or again only its most interesting blocks; return whether it is whole. */
+  toggle() {
+    this.isWhole = !this.isWhole;
+    this.at = -1;
+    return this.isWhole;
+  }
+
   /** Show another snapshot's pool. */
   show(pool) {
     this.pool = pool;
+    const isZoomed = this.canZoom && !this.isWhole;
+    const { runs, parts } = isZoomed && pool.occupied ? pool.occupied : pool;
+    this.blocksPerCell = isZoomed && pool.occupied ? 1 : pool.blocks_per_cell;
     this.cells = [];
-    for (const [length, readers, index] of pool.runs) {
-      const part = index < 0 ? null : pool.parts[index];
+    for (const [length, readers, index] of runs) {
+      const part = index < 0 ? null : parts[index];
       const numbers = part && readers > 0 ? part[2].slice(0, readers) : [];
       const cell = { readers, part, numbers, colours: numbers.map(colourOf) };
       for (let count = 0; count < length; count += 1) this.cells.push(cell);
     }
+    this.blocks = this.cells.map((_, index) => index * this.blocksPerCell);
+    this.numLeftOut = 0;
+    if (isZoomed) this.zoom();
     if (this.at >= this.cells.length) this.at = -1;
     this.explain();
     // Those that read the block may be others by now.
     if (this.at >= 0) this.onPoint(this.cells[this.at].numbers);
     else this.draw();
+  }
+
+  zoom() {
+    const places = [...this.cells.keys()];
+    const used = places.filter((place) => this.cells[place].readers > 0);
+    const cached = places.filter((place) => this.cells[place].readers === 0);
+    const shown = [...used, ...cached.slice(0, MAX_CACHED)];
+    this.numLeftOut = used.length + cached.length - shown.length;
+    this.blocks = shown.map((place) => this.blocks[place]);
+    this.cells = shown.map((place) => this.cells[place]);
   }
 
   /** Light up the blocks that any of these sequences reads. */
@@ -97,7 +128,14 @@ export class PoolView {
     if (!this.pool) return;
     const width = this.canvas.clientWidth;
     const count = this.cells.length;
-    const wanted = Math.sqrt((width * Math.min(300, width * 0.6)) / count);
+    if (!count) {
+      const { context } = fit(this.canvas, 30);
+      context.font = "12px system-ui, sans-serif";
+      context.fillStyle = style("--soft");
+      context.fillText("All blocks are free. Ask something, and they fill.", 4, 18);
+      return;
+    }
+    const wanted = Math.sqrt((width * Math.min(this.canZoom && !this.isWhole ? 180 : 300, width * 0.6)) / count);
     this.size = Math.max(4, Math.min(28, Math.floor(wanted)));
     this.columns = Math.max(1, Math.floor((width - 1) / this.size));
     // Squares fill the whole width; their corners are rounded to pixels.
@@ -158,7 +196,7 @@ export class PoolView {
 
   explain() {
     const cell = this.cells[this.at];
-    const words = cell ? blockWords(this.pool, this.at, cell) : "Point at a block, or walk with the arrow keys.";
+    const words = cell ? blockWords(this.pool, this.blocks[this.at], cell, this.blocksPerCell) : "Point at a block, or walk with the arrow keys.";
     if (this.words.textContent !== words) this.words.textContent = words;
   }
 }

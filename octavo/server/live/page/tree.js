@@ -1,10 +1,12 @@
 // The prefix tree as an icicle: what continues a branch hangs below it.
 
 import { fit, style } from "./charts.js";
-import { branchWords } from "./words.js";
+import { branchWords, plural } from "./words.js";
 
 const ROW = 26;
 const MAX_ROWS = 8;
+// Of the width that is read, at most this much again for what is only cached.
+const UNREAD_SHARE = 0.3;
 
 export class TreeView {
   constructor(canvas, words) {
@@ -57,9 +59,12 @@ export class TreeView {
     for (const box of this.boxes) this.drawBox(context, box, most, width);
   }
 
-  /** Width of each branch: its readers, or those of what hangs below it. */
+  /** Width of each branch: its readers, or those of what hangs below it. What nobody reads gets what is left. */
   weigh() {
-    const weights = this.branches.map((branch) => Math.max(branch[3], 0.6));
+    const numRead = this.top.reduce((sum, index) => sum + this.branches[index][3], 0);
+    const numUnread = this.branches.filter((branch) => !branch[3]).length;
+    const least = numRead ? Math.min(0.6, (UNREAD_SHARE * numRead) / numUnread) : 0.6;
+    const weights = this.branches.map((branch) => Math.max(branch[3], least));
     for (let index = this.branches.length - 1; index >= 0; index -= 1) {
       const below = this.children[index].reduce((sum, child) => sum + weights[child], 0);
       weights[index] = Math.max(weights[index], below);
@@ -95,7 +100,7 @@ export class TreeView {
   }
 
   label(context, numBlocks, numReaders, numHits, room) {
-    const long = `${numBlocks} blk · ${numReaders} reading · ${numHits} hits`;
+    const long = `${numBlocks} blk · ${numReaders} reading · ${plural(numHits, "hit")}`;
     const middle = `${numBlocks} blk · ${numReaders} reading`;
     return [long, middle, `${numBlocks} blk`, `${numBlocks}`].find((label) => context.measureText(label).width <= room);
   }

@@ -1,4 +1,6 @@
-// What people read about a block, a branch or a number.
+// What people read about a block, a branch or a number, and where.
+
+export const find = (id) => document.getElementById(id);
 
 export function plural(count, what) {
   return `${count.toLocaleString("en")} ${what}${count === 1 ? "" : what.endsWith("ch") ? "es" : "s"}`;
@@ -28,11 +30,10 @@ export function names(numbers, count) {
   return listed.length < 2 ? listed.join("") : `${listed.slice(0, -1).join(", ")} and ${listed.at(-1)}`;
 }
 
-/** Explain a cell of the pool. */
-export function blockWords(pool, cell, { readers, part }) {
-  const block = cell * pool.blocks_per_cell;
+/** Explain a block of the pool, which may stand for some more. */
+export function blockWords(pool, block, { readers, part }, numBlocks) {
   const name = `Block ${block.toLocaleString("en")}`;
-  const sample = pool.blocks_per_cell > 1 ? ` It stands for ${pool.blocks_per_cell} blocks.` : "";
+  const sample = numBlocks > 1 ? ` It stands for ${numBlocks} blocks.` : "";
   if (readers < 0) return `${name} is free: nothing in it can be used again.${sample}`;
   if (readers === 0) {
     return `${name} is cached: nobody reads it now, but a prompt that begins alike finds it, and need not ` +
