@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--worker", nargs=2, metavar=("ENGINE", "WORKLOAD"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        print(json.dumps(run_worker(*arguments.worker, arguments.busy)))
+        print(json.dumps(run_worker(arguments.worker[0], arguments.worker[1], arguments.busy)))
     else:
         compare(arguments)
 

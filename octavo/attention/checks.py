@@ -30,7 +30,7 @@ def check_forward_only(*tensors: Tensor | None) -> None:
             "these operators compute no gradients; call them under torch.no_grad() or torch.inference_mode()"
         )
     # torch.compile evaluates the next two conditions while it traces, so they hold in graphs, too.
-    if torch._C._functorch.maybe_current_level() is not None:
+    if torch._C._functorch.maybe_current_level() is not None:  # pyright: ignore[reportAttributeAccessIssue]
         raise InvalidArgumentError(
             "these operators compute no gradients and know no transforms of torch.func (grad, jvp, vmap...); "
             "call them outside"
