@@ -25,7 +25,7 @@ def install_extra(extra: str) -> str:
 
 
 def _origin() -> Path | None:
-    """Return the folder or wheel that pip installed Octavo from; None if a package index had it.
+    """Return the folder or wheel from which pip has installed Octavo; None if a package index had it.
 
     A copy that nobody installed has no metadata, and came from a folder that is not known.
 

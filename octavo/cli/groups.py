@@ -14,7 +14,8 @@ _TITLES = (
 GROUPS = {title: Group(title, sort_key=index) for index, title in enumerate(_TITLES)}
 
 ENGINE = {
-    "Model": "model load_format dtype quantization max_model_len seed",
+    "Model": "model load_format dtype quantization max_model_len seed generation_config "
+    "message_control_tokens",
     "Memory and cache": "memory_fraction num_blocks block_size kv_cache_dtype enable_prefix_caching",
     "Scheduling": "max_num_seqs max_num_batched_tokens max_step_ms share_prefixes deterministic",
     "Device and kernels": "device attention_impl prepare kernel_cache_dir",
@@ -25,6 +26,7 @@ SERVER = {
     "Security": "api_key api_key_file insecure ssl_certfile ssl_keyfile allowed_hosts public_metrics "
     "cache_isolation",
     "Limits": "max_num_queued_reqs max_num_queued_tokens max_body_bytes max_body_values body_timeout_s "
+    "min_body_bytes_per_s "
     "queue_timeout_s write_timeout_s sse_keep_alive_s step_deadline_s shutdown_timeout",
     "Restarts": "restart max_restarts restart_window_s",
     "Parallelism": "replicas",
@@ -48,7 +50,7 @@ LOAD = {
     "Workload": "num_prompts request_rate burstiness max_concurrency processes warmup",
     "Prompts": "prompt_kind prompts_file input_len output_len prefix_len num_prefixes vocab_size "
     "ignore_eos temperature seed",
-    "Output": "goodput json plot",
+    "Output": "goodput json_file plot",
 }
 
 _Options = TypeVar("_Options", bound=type)

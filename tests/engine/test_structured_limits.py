@@ -153,7 +153,7 @@ def test_without_the_package_the_extra_is_named(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grammars, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"octavo\[structured\]"):
+    with pytest.raises(ConfigError, match=r"\[structured\]"):
         Grammars(tokenizer, vocab_size=VOCAB, eos_token_ids=EOS).compile(StructuredOutput(json_object=True))
 
 

@@ -36,8 +36,8 @@ def test_narrower_models_are_refused(tiny: MakeLLM) -> None:
 
 
 # By layers one by one, in float32; and by all layers in one call into C, whose rows in 8 bits turn any small
-# difference into rounding.
-@pytest.mark.parametrize(("model", "least", "most"), [("idle_exact", 0.98, 1e-3), ("smollm2", 0.9, 0.02)])
+# difference into rounding. Perplexities of texts of this length scatter by 0.001 as keys are rounded.
+@pytest.mark.parametrize(("model", "least", "most"), [("idle_exact", 0.98, 2e-3), ("smollm2", 0.9, 0.02)])
 def test_costs_hardly_any_accuracy(
     model: str, least: float, most: float, request: pytest.FixtureRequest
 ) -> None:
