@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _PROC = Path("/proc")
-# Of a processor. One that only looks whether it may go on uses less.
+# A share of a processor: a process that only looks whether it may go on uses less.
 _LEAST_SHARE = 0.02
 _LOOK_S = 0.5
 

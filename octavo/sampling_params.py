@@ -17,7 +17,7 @@ MAX_SEED = 2**63 - 1
 # Temperatures below this are greedy, as in vLLM.
 MIN_TEMPERATURE = 1e-5
 MAX_GRAMMAR_BYTES = 64 * 2**10
-"""Of a JSON schema, a regex, a Lark grammar, or all choices together."""
+"""A JSON schema, a regex, a Lark grammar, or all choices together, may have so many."""
 MAX_SCHEMA_DEPTH = 64
 MAX_CHOICES = 1024
 DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

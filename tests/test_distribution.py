@@ -22,7 +22,7 @@ FILES = (
     "constraints.txt",
     *(path.name for path in ROOT.glob("*.md")),
 )
-# Of the package, but no sources.
+# These belong to the package, but are no sources.
 MADE = ("__pycache__", ".pyc", ".so")
 
 

@@ -42,7 +42,7 @@ def all_options() -> dict[str, set[tuple[str, ...]]]:
 
 
 def kind_of(hint: object) -> str:
-    """Of a range of numbers one is enough, and a choice is a word."""
+    """One number stands for a range of them, and a word for a choice."""
     leaves = _leaves(hint) - {type(None), ...}
     return " or ".join(sorted("str" if isinstance(leaf, str) else str(leaf) for leaf in leaves))
 

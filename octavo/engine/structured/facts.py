@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
 _MAX_DEPTH = 8
-# Of work on schemas by strangers; afterwards nothing more is proved.
+# Schemas of strangers may cost so many looks; afterwards nothing more is proved.
 _MAX_LOOKS = 20_000
 _RANGES = (
     ("number", "minimum", "maximum"),

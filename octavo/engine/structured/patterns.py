@@ -164,7 +164,7 @@ class _Translator:
         if kind and kind.lower() in _KINDS:
             self._at += 1
             narrow, wide = _KINDS[kind.lower()]
-            # Of a class that is taken away, what any dialect holds.
+            # A class that is taken away stands for what any dialect holds.
             if kind.islower():
                 return wide if is_negated else narrow
             return f"[^{narrow if is_negated else wide}]"

@@ -89,7 +89,7 @@ class LogprobWriter:
                 continue
             top: dict[str, float] = {}
             for other in [*self._top(entry), token_id]:
-                # Of tokens with the same text, such as parts of characters, the most likely one is shown.
+                # Several tokens may have one text, such as parts of characters: the most likely one is shown.
                 top.setdefault(self._text(other), _finite(entry[other].logprob))
             yield top
 

@@ -20,7 +20,7 @@ _OPEN_PATHS = frozenset({"/", "/health", "/ping", "/ready"})
 # The page's files, which are the same for everybody.
 _PAGE = "/page/"
 _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
-# Of two of these, a proxy and this server could believe different ones.
+# If one of these came twice, a proxy and this server could believe different ones.
 _ONCE = (
     b"host",
     b"authorization",

@@ -43,7 +43,7 @@ class CallObject(CallBody):
         self._syntax = JsonSyntax(MAX_CALL_DEPTH)
         self._in_string = self._is_escaped = False
         self._num_hex = 0
-        # Of the member under way.
+        # These belong to the member under way.
         self._key: str | None = None
         self._keys: set[str] = set()
         self._string: list[str] | None = None

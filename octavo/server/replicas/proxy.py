@@ -69,7 +69,7 @@ class Link:
         connector = aiohttp.UnixConnector(str(socket), limit=0, keepalive_timeout=_KEEP_ALIVE_S)
         self._session = aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT, auto_decompress=False)
         self._write_timeout_s = write_timeout_s
-        # Of the requests that the replica may still keep.
+        # One for each request that the replica may still keep.
         self._stops: set[Stop] = set()
 
     def break_off(self) -> None:

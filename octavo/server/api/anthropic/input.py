@@ -27,7 +27,7 @@ from octavo.server.api.types import ChatRequest, JsonObject
 from octavo.server.errors import ApiError, refused
 from octavo.server.reading.input import ChatInput, Materials, check_model
 
-# Of blocks, lists that Octavo does not fill.
+# These lists of a block are ones that Octavo does not fill.
 _MAY_BE_EMPTY = {"citations"}
 _KINDS = {
     "system": ("text",),

@@ -4,7 +4,7 @@ import { COLOURS, colourOf, fit, style } from "./charts.js";
 import { blockWords } from "./words.js";
 
 const STRIPES = 4;
-// Of a larger pool, blocks in use are shown, and cached ones behind them, unless people want to see it whole.
+// A larger pool shows blocks in use, and cached ones behind them, unless people want to see it whole.
 const MAX_WHOLE = 512;
 export const MAX_CACHED = 256;
 

@@ -5,7 +5,7 @@ import { branchWords, plural } from "./words.js";
 
 const ROW = 26;
 const MAX_ROWS = 8;
-// Of the width that is read, at most this much again for what is only cached.
+// What is only cached takes at most this part of the width that is read.
 const UNREAD_SHARE = 0.3;
 
 export class TreeView {

@@ -63,7 +63,7 @@ class HarmonyReader:
         self._names = names
         self._shows_reasoning = shows_reasoning
         self._pieces: list[Piece] = []
-        # Of the message under way; while there is no header it is in its body.
+        # These belong to the message under way; while there is no header it is in its body.
         self._header: Header | None = Header()
         self._kind: Literal["reasoning", "content", "call", "settling"] = "content"
         self._call: CallObject | None = None

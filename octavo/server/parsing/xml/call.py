@@ -53,7 +53,7 @@ class XmlCall(CallBody):
         self._functions = functions
         self._text, self._at = "", 0
         self._state: Callable[[], bool] = self._naming
-        # Of the parameter under way.
+        # These belong to the parameter under way.
         self._key = ""
         self._keys: set[str] = set()
         self._kind = ValueKind(None, frozenset())
