@@ -21,7 +21,8 @@ from linked_venv import PROJECT, ROOT, LinkedVenv
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "log.md")]
 # What is not run is parsed: flags that do not exist are found, and files of deploy/ must be there.
 NOT_RUN = {
-    r"(\w+=\S+ )*octavo (serve|inspect|generate) .*(Qwen/|/models/)": "its model is not here",
+    r"(\w+=\S+ )*octavo (serve|inspect|generate) .*(Qwen/|/models/|model\.gguf)": "its model is not here",
+    r"(OCTAVO_\w+=\S+ )+octavo serve smollm2": "docs/serving.md runs the same server",
     r".*-tp 3": "tests/parallel runs ranks on a CPU",
     r"octavo compile MODEL": "MODEL stands for another one; tests/cli runs it",
     r"octavo bench": "it measures for long; tests/cli/test_cli.py and tests/bench_client run it small",

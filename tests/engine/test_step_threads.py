@@ -59,7 +59,7 @@ def test_all_threads_are_tried_again_ever_later_and_come_back() -> None:
     gaps = [later - sooner for sooner, later in pairwise(trials)]
     assert gaps == sorted(gaps)
     assert len(trials) < 12
-    assert [steps.run(1.0) for _ in range(80)][-40:] == [4] * 40
+    assert [steps.run(1.0) for _ in range(120)][-40:] == [4] * 40
 
 
 def test_a_step_that_is_too_short_to_tell_changes_nothing() -> None:

@@ -15,7 +15,7 @@ import torch
 # A step was held up if its thread was on no core for more than this part of it, and for longer than this.
 _HELD_UP_PART, _HELD_UP_S = 0.25, 1e-3
 # With fewer threads, before all of them are tried again.
-_MOST_STEPS = 31
+_MOST_STEPS = 63
 
 
 def _clock() -> tuple[float, float]:
@@ -25,7 +25,7 @@ def _clock() -> tuple[float, float]:
 class StepThreads:
     """Gives steps all of torch's threads, or fewer after a step that was held up.
 
-    Each step that is held up costs a thread, for about twice as many steps as the last time. Each step with
+    Each step that is held up costs a thread, for about four times as many steps as the last time. Each step with
     all threads that is not takes one from that number.
     """
 
@@ -58,7 +58,7 @@ class StepThreads:
         if held_up and step_threads > 1:
             self._fewer += 1
             self._steps_left = self._next_steps
-            self._next_steps = min(2 * self._next_steps + 1, _MOST_STEPS)
+            self._next_steps = min(4 * self._next_steps + 3, _MOST_STEPS)
         elif self._steps_left:
             self._steps_left -= 1
         elif self._fewer:
