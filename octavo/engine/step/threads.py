@@ -25,8 +25,8 @@ def _clock() -> tuple[float, float]:
 class StepThreads:
     """Gives steps all of torch's threads, or fewer after a step that was held up.
 
-    Each step that is held up costs a thread, for about four times as many steps as the last time. Each step with
-    all threads that is not takes one from that number.
+    Each step that is held up costs a thread, for about four times as many steps as the last time. Each step
+    with all threads that is not takes one from that number.
     """
 
     def __init__(self, clock: Callable[[], tuple[float, float]] = _clock) -> None:
