@@ -17,7 +17,7 @@ import pytest
 CASES = int(os.environ.get("FUZZ_CASES", "24"))
 # As an option of the compiler, which thus builds every kernel library as Octavo does, and keeps it apart.
 WRAPPER = """#!/bin/sh
-exec {compiler} "$@" -O0 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
+exec {compiler} "$@" -O0 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all {options}
 """
 
 
@@ -37,14 +37,19 @@ def sanitizer_runtime(compiler):
     return Path(re.search(r"/\S+libasan\.so[.\d]*", content.decode())[0])
 
 
+# Whoever arrives last while others sleep, as all do at once, has been late.
+LEAVING = "-DSPIN_NS=0 -DLATE_NS=-1000000 -DLATE_PART=1000000"
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="loads the sanitizer by LD_PRELOAD")
 @pytest.mark.timeout(300 + 2 * CASES)
-def test_fuzz_under_sanitizers(tmp_path):
+@pytest.mark.parametrize("options", ["", LEAVING], ids=["all stay", "threads leave"])
+def test_fuzz_under_sanitizers(tmp_path, options):
     """Wrong calls end in typed errors, right ones agree with the reference, and no sanitizer reports."""
     compiler, seed = os.environ.get("CC", "cc"), os.environ.get("FUZZ_SEED", str(random.randrange(10**9)))
     runtime = sanitizer_runtime(compiler)
     wrapper = tmp_path / "cc"
-    wrapper.write_text(WRAPPER.format(compiler=compiler))
+    wrapper.write_text(WRAPPER.format(compiler=compiler, options=options))
     wrapper.chmod(0o700)
     environment = {
         **os.environ,

@@ -3,7 +3,8 @@
 // OpenMP's own barriers spin for long, since it cannot know how soon a thread comes. These spin for as long as a stage
 // of a layer may last, then sleep. Where other processes have the cores, a thread is taken off its core in mid-stage, and
 // all others wait until its turn comes again. Once that has cost a thread much of a call, it leaves the team, whose
-// others need not wait for it again. The engine then takes fewer threads for its next steps (engine/step/threads.py).
+// others need not wait for it again; it must not read what they write from then on. The engine then takes fewer threads
+// for its next steps (engine/step/threads.py).
 
 #pragma once
 
@@ -19,17 +20,19 @@
 #include <sched.h>
 #endif
 
+#ifndef LATE_NS                                // a test defines all three so that threads leave at once
 #define SPIN_NS 200000                         // a core that sleeps takes up to half as long to wake up
-#define SPINS 64                               // between two looks at the clock
 #define LATE_NS 1000000                        // a thread leaves once it was off its core for longer
 #define LATE_PART 4                            // and for more than this part of the call
+#endif
+#define SPINS 64                               // between two looks at the clock
 #define MOST_SHARES 4                          // of a thread in a loop
 #define MOST_TURNS 12                          // of a share
 
 // What the threads of a team share. CREW begins a call.
 typedef struct {
     int64_t begun;                             // ns
-    int left;                                  // threads that have left
+    atomic_int left;                           // threads that have left
     atomic_int arrived, round, asleep;
     atomic_llong next;                         // of the loop that is under way
 } Crew;

@@ -199,6 +199,8 @@ static void multiply_part(const Product *p, int64_t first, int64_t last) {
 }
 
 void octavo_products_in_team(Team *team, const Product *products, int64_t count) {
+    // Others may still be writing the products that a thread which has left would read here.
+    if (team->has_left) return;
     int64_t tiles = 0, share = 1;
     for (int64_t i = 0; i < count; i++) tiles += tiles_of_linear(products[i].linear);
     if (count) share = share_of(tiles, products->x.blocks, products->linear->parts[0]->bits, team_threads(team));
