@@ -17,7 +17,8 @@ import pytest
 CASES = int(os.environ.get("FUZZ_CASES", "24"))
 # As an option of the compiler, which thus builds every kernel library as Octavo does, and keeps it apart.
 WRAPPER = """#!/bin/sh
-exec {compiler} "$@" -O0 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all {options}
+exec {compiler} "$@" -O0 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined {options} \\
+    -fno-sanitize-recover=all
 """
 
 
