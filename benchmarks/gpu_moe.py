@@ -24,7 +24,8 @@ from support.common import make_parser, publish, table
 from support.gpu_timing import copy_rate, graph_seconds, matrix_rate
 from torch import Tensor
 
-from octavo.gpu.kernels import compile_kernels
+from octavo.kernels.activation import gated_activation
+from octavo.kernels.compiled import compile_kernels
 from octavo.layers import RMSNorm
 from octavo.layers.linear.skinny_tiling import Tiling
 from octavo.layers.moe.choice import choose_product
@@ -37,7 +38,6 @@ from octavo.layers.moe.tiling import AnyExpertWeight, GroupedTiling, Mxfp4Tiling
 from octavo.layers.moe.triton.combine import combine_rows
 from octavo.layers.moe.triton.sort import sort_pairs
 from octavo.layers.moe.weight import ExpertWeight
-from octavo.layers.triton.activation import gated_activation
 from octavo.parallel import TensorParallel
 
 # PyTorch has no public name for it yet.

@@ -19,11 +19,11 @@ class Chain(Protocol):
 
 def check_overlap(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that overlapping kernels give the same bits, in and out of a graph, as kernels one by one."""
-    monkeypatch.setattr("octavo.gpu.launch.OVERLAP", False)
+    monkeypatch.setattr("octavo.kernels.launch.OVERLAP", False)
     chain.run()
     expected = chain.hidden.clone()
     assert expected.isfinite().all()
-    monkeypatch.setattr("octavo.gpu.launch.OVERLAP", True)
+    monkeypatch.setattr("octavo.kernels.launch.OVERLAP", True)
     chain.run()
     assert torch.equal(chain.hidden, expected)
     torch.cuda.synchronize()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
-from octavo.gpu.device import has_triton
+from octavo.kernels.device import has_triton
 from octavo.layers.cpu import layers as cpu_layers
 from octavo.parallel import TensorParallel
 
@@ -42,7 +42,7 @@ class RMSNorm:
                 return sum_rms_norm(x, delta, self.weight, self.eps, memory)
         delta = self.whole(delta)
         if has_triton(x):
-            from octavo.layers.triton.norm import rms_norm as triton_rms_norm
+            from octavo.kernels.rms_norm import rms_norm as triton_rms_norm
 
             return triton_rms_norm(x, self.weight, self.eps, delta=delta)
         tensors = (x, self.weight) if delta is None else (x, self.weight, delta)

@@ -8,7 +8,7 @@ import triton_cases
 from alone_cases import AloneCase
 
 from octavo.attention.float8 import FLOAT8
-from octavo.gpu.launch import launch
+from octavo.kernels.launch import launch
 from octavo.layers.steps.triton import TritonStep
 from octavo.layers.triton import alone
 

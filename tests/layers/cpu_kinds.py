@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from octavo.attention.cpu import compile as compiling
+from octavo.kernels.c import compile as compiling
 from octavo.layers.cpu.library import layers_library
 
 # Kinds of CPUs, what this one needs to run their code, and how GCC calls one that has no more.

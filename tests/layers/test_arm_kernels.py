@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo.attention.cpu.compile import FLAGS
+from octavo.kernels.c.compile import FLAGS
 from octavo.layers.cpu import library
 from octavo.layers.linear.blocks.linear import BlockLinear, make_layer
 from octavo.layers.moe.experts import ListedExperts

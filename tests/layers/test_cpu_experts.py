@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo.layers.clamped_swiglu import NAME as CLAMPED
+from octavo.kernels.clamped_swiglu import NAME as CLAMPED
 from octavo.layers.cpu.layers import compiled_layers
 from octavo.layers.cpu.library import compile_failure
 from octavo.layers.linear.blocks.linear import make_layer

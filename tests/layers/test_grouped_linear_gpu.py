@@ -8,7 +8,7 @@ from grouped_cases import both_ways, options_of, packed, random_blocks
 from triton_layer_cases import EPS, HAS_GPU, assert_as_good_as_torch, poisoned_memory, random
 
 from octavo.errors import InvalidArgumentError
-from octavo.gpu import launch as triton_launch
+from octavo.kernels import launch as triton_launch
 from octavo.layers import RMSNorm
 from octavo.layers.block import make_input, make_output
 from octavo.layers.linear.choice import make_quantised_linear

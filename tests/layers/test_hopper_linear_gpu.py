@@ -138,7 +138,7 @@ class Layers:
 
     def run(self) -> None:
         """A copy, then norms and products, with an ordinary kernel in between in every layer."""
-        from octavo.layers.triton.norm import rms_norm
+        from octavo.kernels.rms_norm import rms_norm
 
         self.hidden.copy_(self.start)
         for norm_weight, gate_up, down in self.layers:

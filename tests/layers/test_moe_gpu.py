@@ -10,7 +10,7 @@ from torch import Tensor
 from triton_layer_cases import HAS_GPU, assert_as_good_as_torch
 
 from octavo import LLM, SamplingParams
-from octavo.gpu import launch as triton_launch
+from octavo.kernels import launch as triton_launch
 from octavo.layers import RMSNorm
 from octavo.layers.linear.plain import PlainLinear
 from octavo.layers.moe.experts import ListedExperts

@@ -92,9 +92,9 @@ def test_norm_and_choice_in_one_kernel(
     device: str, dtype: torch.dtype, num_rows: int, num_experts: int, size: int, biased: bool
 ) -> None:
     """As by a kernel each."""
+    from octavo.kernels.rms_norm import rms_norm
     from octavo.layers.moe.triton.route import norm_and_route
     from octavo.layers.moe.triton.router import choose_experts
-    from octavo.layers.triton.norm import rms_norm
 
     hidden = random(num_rows, size + 3, device=device, dtype=dtype)[:, :size]
     norm = random(size, device=device, seed=2)

@@ -8,7 +8,7 @@ from fewer import fewer
 from torch import Tensor
 from triton_layer_cases import INTERPRETED, assert_as_good_as_torch, everywhere, plain_norm, random
 
-from octavo.gpu.device import power_of_two
+from octavo.kernels.device import power_of_two
 from octavo.parallel import shared_memory
 
 
@@ -99,7 +99,7 @@ def test_every_rank_gets_the_sum_and_its_norm(
     memories: list[Block], num_ranks: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nine rows are more than there are programs."""
-    from octavo.layers.triton.norm import rms_norm
+    from octavo.kernels.rms_norm import rms_norm
     from octavo.layers.triton.sum_norm import sum_rms_norm
 
     monkeypatch.setattr("octavo.layers.triton.sum_norm.MAX_PROGRAMS", 4)

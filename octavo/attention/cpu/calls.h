@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "team.h"
+#include "../../kernels/c/team.h"
 
 // From BAD_ROW on in the order of Plan's arrays; kernel.py says what was expected.
 enum {

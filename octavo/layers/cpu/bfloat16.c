@@ -1,6 +1,6 @@
 // Products of a few rows by weights in bfloat16, which become float32 exactly.
 
-#include "../../attention/cpu/vector.c"
+#include "../../kernels/c/vector.c"
 
 #define NUMBER uint16_t
 #define IS_SCALED 0

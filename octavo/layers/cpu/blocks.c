@@ -27,7 +27,7 @@
 #include <float.h>
 #include <stdlib.h>
 
-#include "../../attention/cpu/vector.c"
+#include "../../kernels/c/vector.c"
 #include "blocks.h"
 #include "dots.c"
 #include "rows.c"

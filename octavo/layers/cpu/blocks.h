@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "../../attention/cpu/team.h"
+#include "../../kernels/c/team.h"
 
 // Outputs that lie side by side: as many as a vector has sums.
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)

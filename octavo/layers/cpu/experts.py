@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from octavo.errors import OutOfMemoryError
-from octavo.layers.clamped_swiglu import LIMIT, SLOPE
-from octavo.layers.clamped_swiglu import NAME as CLAMPED
+from octavo.kernels.clamped_swiglu import LIMIT, SLOPE
+from octavo.kernels.clamped_swiglu import NAME as CLAMPED
 from octavo.layers.cpu.blocks import CompiledLinear
 from octavo.layers.cpu.library import layers_library
 

@@ -1,6 +1,6 @@
 // Products of a few rows by weights in float8 (e4m3) with scales, which become float32 exactly.
 
-#include "../../attention/cpu/vector.c"
+#include "../../kernels/c/vector.c"
 
 #if defined(__F16C__)
 #include <immintrin.h>

@@ -2,7 +2,7 @@
 
 #include "layers.h"
 
-#include "../../attention/cpu/vector.c"
+#include "../../kernels/c/vector.c"
 
 #define PARALLEL_FLOATS 32768
 

@@ -4,7 +4,8 @@ import ctypes
 from functools import cache
 from pathlib import Path
 
-from octavo.attention.cpu.compile import ATTENTION, KernelUnavailableError, Library, load_library
+from octavo.attention.cpu.kernel import ATTENTION
+from octavo.kernels.c.compile import KernelUnavailableError, Library, load_library
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 _FOLDER = Path(__file__).parent

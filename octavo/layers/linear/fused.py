@@ -61,6 +61,6 @@ def activated(out: Tensor, activation: str | None) -> Tensor:
     """Activate a product whose GEMM did not: by the name of a gated activation, or None."""
     if activation is None:
         return out
-    from octavo.layers.triton.activation import gated_activation
+    from octavo.kernels.activation import gated_activation
 
     return gated_activation(out, activation)

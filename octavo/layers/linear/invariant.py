@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.gpu.device import num_multiprocessors
-from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
+from octavo.kernels.device import num_multiprocessors
+from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.linear.invariant_tiling import InvariantTiling, choose_tiling
 from octavo.layers.linear.operands import check_operands
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo.gpu.device import has_triton
+from octavo.kernels.device import has_triton
 
 
 @dataclass(frozen=True, slots=True)

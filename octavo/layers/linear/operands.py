@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError, suggest
-from octavo.gpu.rows import new_rows
-from octavo.layers.triton.activation import NAMES
+from octavo.kernels.activation import NAMES
+from octavo.kernels.rows import new_rows
 
 
 def check_operands(

@@ -6,7 +6,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from octavo.gpu.device import has_triton
+from octavo.kernels.device import has_triton
 
 # Maximum rows of x: each keeps its own sums in registers.
 MAX_ROWS = 4

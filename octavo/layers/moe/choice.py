@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from octavo.gpu.device import has_triton
+from octavo.kernels.device import has_triton
 from octavo.layers.linear.choice import describe_layers
 from octavo.layers.linear.grouped import linear as grouped
 from octavo.layers.moe import mxfp4_weight as mxfp4

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from octavo.gpu.device import nvidia_generation
+from octavo.kernels.device import nvidia_generation
 from octavo.layers.linear.mxfp4.weight import BLOCK, Mxfp4Weight
 
 LARGEST_EXPONENT = 128

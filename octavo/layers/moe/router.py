@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from octavo.gpu.device import has_triton
+from octavo.kernels.device import has_triton
 from octavo.layers.norm import RMSNorm
 
 # One kernel norms and routes at most so many tokens, of such a size, among so many experts.

@@ -93,9 +93,9 @@ class StackedExperts:
 
     def rounded(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Round rows to float8, as weights are, and run each expert's rows together."""
+        from octavo.kernels.quantise import quantise_rows
         from octavo.layers.moe.triton.grouped import grouped_gemm
         from octavo.layers.moe.triton.sort import sort_pairs
-        from octavo.layers.triton.quantise import quantise_rows
 
         gate_up, down = self.gate_up, self.down
         assert isinstance(gate_up, ExpertWeight), "rows are rounded for experts in float8"

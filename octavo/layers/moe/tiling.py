@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo.gpu.device import nvidia_generation
+from octavo.kernels.device import nvidia_generation
 from octavo.layers.linear.grouped.weight import PLANE, span_of
 from octavo.layers.linear.skinny_tiling import Tiling
 from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight

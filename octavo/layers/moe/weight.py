@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo.gpu.device import nvidia_generation
+from octavo.kernels.device import nvidia_generation
 
 # Kernels multiply so many columns at a time, which share a row's scale.
 SCALED_COLUMNS = 128

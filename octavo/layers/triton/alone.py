@@ -40,8 +40,8 @@ from octavo.attention.triton.tiles import (
     normalise,
     store_results,
 )
-from octavo.gpu.device import num_multiprocessors, power_of_two
-from octavo.gpu.launch import launch, number_of, overlaps, start_next, wait_for_previous
+from octavo.kernels.device import num_multiprocessors, power_of_two
+from octavo.kernels.launch import launch, number_of, overlaps, start_next, wait_for_previous
 from octavo.layers.triton.rotary import join_pairs
 from octavo.layers.triton.share import find_piece
 from octavo.layers.triton.token import Rotation, load_weights, rotate, store_row

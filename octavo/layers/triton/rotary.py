@@ -16,8 +16,8 @@ from torch import Tensor
 
 from octavo.attention.triton.store import round_to, scale_down
 from octavo.errors import InvalidArgumentError
-from octavo.gpu.device import power_of_two
-from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
+from octavo.kernels.device import power_of_two
+from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
 
 # Values per program, sixteen heads of 128, and per warp.
 _VALUES, _OF_WARP = 2048, 512

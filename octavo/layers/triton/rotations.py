@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.gpu.device import power_of_two
-from octavo.gpu.launch import launch
+from octavo.kernels.device import power_of_two
+from octavo.kernels.launch import launch
 
 _TOKENS = 16
 

@@ -4,8 +4,9 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from octavo.errors import InvalidArgumentError
-from octavo.gpu.device import num_multiprocessors
-from octavo.gpu.launch import launch, overlaps
+from octavo.kernels.descriptor import describe_matrix
+from octavo.kernels.device import num_multiprocessors
+from octavo.kernels.launch import launch, overlaps
 from octavo.layers.linear.float8.weight import Float8Weight
 from octavo.layers.linear.gemv.kernel import Operands, Shape, gemv_kernel
 from octavo.layers.linear.gemv.tiling import (
@@ -16,7 +17,6 @@ from octavo.layers.linear.gemv.tiling import (
     choose_gemv_tiling,
     unsupported_reason,
 )
-from octavo.layers.linear.hopper.descriptor import describe_matrix
 from octavo.layers.linear.operands import check_operands, check_vector, make_result
 
 

@@ -30,10 +30,10 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from octavo.kernels.activation import activate
+from octavo.kernels.ring import claim_stage, free_stage, make_ring, wait_for_stage
 from octavo.layers.linear.gemv.row import keep_row, load_row
 from octavo.layers.linear.gemv.tiling import ATOM_BYTES, TILE_ROWS, WARPS, X_STEP
-from octavo.layers.linear.hopper.ring import claim_stage, free_stage, make_ring, wait_for_stage
-from octavo.layers.triton.activation import activate
 
 _WARPS = gl.constexpr(WARPS)
 _ROWS = gl.constexpr(TILE_ROWS)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from octavo.gpu.device import nvidia_generation, triton_unsupported_reason
+from octavo.kernels.device import nvidia_generation, triton_unsupported_reason
 from octavo.layers.linear.blocks.weight import BlockWeight
 from octavo.layers.linear.fused import Norm, activated
 from octavo.layers.linear.grouped.gemv.tiling import unsupported_reason as gemv_unsupported_reason

@@ -39,9 +39,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from octavo.layers.linear.hopper.ring import steps_under_way
+from octavo.kernels.activation import activate
+from octavo.kernels.ring import steps_under_way
 from octavo.layers.linear.hopper.tiling import GROUP_ROWS
-from octavo.layers.triton.activation import activate
 
 # Bits of a row of an atom, rows of a wgmma.
 _ATOM_BITS = gl.constexpr(1024)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo.gpu.device import nvidia_generation
+from octavo.kernels.device import nvidia_generation
 from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
 
 # Values of 16 bits of K side by side in shared memory; and rows of x that a warpgroup multiplies at once.

@@ -4,10 +4,10 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from octavo.errors import InvalidArgumentError
-from octavo.gpu.device import num_multiprocessors
-from octavo.gpu.launch import launch, overlaps
+from octavo.kernels.descriptor import describe_matrix
+from octavo.kernels.device import num_multiprocessors
+from octavo.kernels.launch import launch, overlaps
 from octavo.layers.linear.gemv.tiling import ATOM_BYTES, TILE_ROWS, WARPS
-from octavo.layers.linear.hopper.descriptor import describe_matrix
 from octavo.layers.moe.float_gemv.kernel import Operands, RowShape, Shape, float_gemv_kernel
 from octavo.layers.moe.float_gemv.tiling import REGISTERS, choose_float_tiling, unsupported_reason
 from octavo.layers.moe.router import Choice

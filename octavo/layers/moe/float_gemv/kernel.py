@@ -14,12 +14,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from octavo.kernels.activation import gate_and_up
+from octavo.kernels.ring import claim_stage, make_ring
 from octavo.layers.linear.gemv.kernel import add_step, ceil_div
 from octavo.layers.linear.gemv.row import keep_row, load_row
 from octavo.layers.linear.gemv.tiling import ATOM_BYTES, TILE_ROWS, WARPS, X_STEP
-from octavo.layers.linear.hopper.ring import claim_stage, make_ring
 from octavo.layers.moe.expert_tiles import num_expert_tiles, place_tile
-from octavo.layers.triton.activation import gate_and_up
 
 _WARPS = gl.constexpr(WARPS)
 _ROWS = gl.constexpr(TILE_ROWS)

@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from octavo.gpu.device import nvidia_generation
+from octavo.kernels.device import nvidia_generation
 from octavo.layers.linear.float8.weight import FLOAT8
 from octavo.layers.linear.gemv.tiling import ATOM_BYTES, TILE_ROWS, WARPS, X_STEP
 from octavo.layers.moe.tiling import AnyExpertWeight

@@ -3,8 +3,8 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from octavo.kernels.activation import gate_and_up
 from octavo.layers.moe.mxfp4_gemv.tiling import COLUMNS
-from octavo.layers.triton.activation import gate_and_up
 
 _COLUMNS = gl.constexpr(COLUMNS)
 

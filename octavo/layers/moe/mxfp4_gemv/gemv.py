@@ -4,9 +4,9 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from octavo.errors import InvalidArgumentError
-from octavo.gpu.device import num_multiprocessors
-from octavo.gpu.launch import launch, overlaps
-from octavo.layers.linear.hopper.descriptor import describe_matrix
+from octavo.kernels.descriptor import describe_matrix
+from octavo.kernels.device import num_multiprocessors
+from octavo.kernels.launch import launch, overlaps
 from octavo.layers.moe.mxfp4_gemv.kernel import Operands, Shape, expert_gemv_kernel
 from octavo.layers.moe.mxfp4_gemv.tiling import (
     REGISTERS,

@@ -25,8 +25,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from octavo.layers.linear.gemv.kernel import ceil_div
-from octavo.layers.linear.hopper.ring import (
+from octavo.kernels.ring import (
     claim_stage,
     free_stage,
     keep_pace,
@@ -34,6 +33,7 @@ from octavo.layers.linear.hopper.ring import (
     wait_for_stage,
     wait_until_free,
 )
+from octavo.layers.linear.gemv.kernel import ceil_div
 from octavo.layers.moe.expert_tiles import num_expert_tiles, place_tile
 from octavo.layers.moe.mxfp4_gemv.epilogue import finish, load_choice, load_epilogue
 from octavo.layers.moe.mxfp4_gemv.stage import (

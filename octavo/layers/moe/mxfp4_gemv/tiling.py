@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from octavo.gpu.device import nvidia_generation
+from octavo.kernels.device import nvidia_generation
 from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight, num_spans
 from octavo.layers.moe.tiling import AnyExpertWeight
 

@@ -7,9 +7,9 @@ the same 8 of up, so that both of a column are one thread's.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from octavo.kernels.activation import gate_and_up
 from octavo.layers.linear.grouped.hopper.results import half_layout, weight_rows
 from octavo.layers.moe.mxfp4_many.tiling import TILE
-from octavo.layers.triton.activation import gate_and_up
 
 _TILE = gl.constexpr(TILE)
 

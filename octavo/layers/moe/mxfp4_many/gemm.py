@@ -5,10 +5,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from octavo.errors import InvalidArgumentError
-from octavo.gpu.device import num_multiprocessors
-from octavo.gpu.launch import launch, overlaps
-from octavo.gpu.rows import new_rows, readable_rows
-from octavo.layers.linear.hopper.descriptor import describe_matrix
+from octavo.kernels.descriptor import describe_matrix
+from octavo.kernels.device import num_multiprocessors
+from octavo.kernels.launch import launch, overlaps
+from octavo.kernels.rows import new_rows, readable_rows
 from octavo.layers.moe.mxfp4_many.kernel import Operands, Shape, expert_gemm_kernel
 from octavo.layers.moe.mxfp4_many.tiling import ATOM, TILE, Mxfp4ManyTiling, unsupported_reason
 from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight

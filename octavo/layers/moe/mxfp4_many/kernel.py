@@ -39,9 +39,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from octavo.kernels.ring import claim_stage, free_stage, make_ring, wait_for_stage
 from octavo.layers.linear.gemv.kernel import ceil_div
 from octavo.layers.linear.grouped.hopper.results import weight_rows
-from octavo.layers.linear.hopper.ring import claim_stage, free_stage, make_ring, wait_for_stage
 from octavo.layers.moe.mxfp4_many.epilogue import finish
 from octavo.layers.moe.mxfp4_many.tiling import ATOM, SPAN, TILE
 from octavo.layers.moe.mxfp4_many.unpack import unpacked

@@ -4,8 +4,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
-from octavo.gpu.rows import new_rows
+from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
+from octavo.kernels.rows import new_rows
 from octavo.layers.moe.triton.sort import SortedPairs
 
 _BLOCK = 1024

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo.gpu.device import nvidia_generation
+from octavo.kernels.device import nvidia_generation
 from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
 from octavo.layers.moe.tiling import AnyExpertWeight
 

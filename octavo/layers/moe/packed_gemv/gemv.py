@@ -4,11 +4,11 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from octavo.errors import InvalidArgumentError
-from octavo.gpu.device import num_multiprocessors
-from octavo.gpu.launch import launch, overlaps
+from octavo.kernels.descriptor import describe_matrix
+from octavo.kernels.device import num_multiprocessors
+from octavo.kernels.launch import launch, overlaps
 from octavo.layers.linear.gemv.tiling import TILE_ROWS
 from octavo.layers.linear.grouped.gemv.tiling import GROUP, SPAN, WARPS
-from octavo.layers.linear.hopper.descriptor import describe_matrix
 from octavo.layers.moe.packed_gemv.kernel import Operands, Shape, packed_expert_kernel
 from octavo.layers.moe.packed_gemv.tiling import REGISTERS, choose_tiling, unsupported_reason
 from octavo.layers.moe.packed_weight import PackedExpertWeight

@@ -15,6 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from octavo.kernels.ring import claim_stage, make_ring
 from octavo.layers.linear.gemv.kernel import ceil_div, store_tile
 from octavo.layers.linear.gemv.tiling import TILE_ROWS
 from octavo.layers.linear.grouped.gemv.digits import (
@@ -26,7 +27,6 @@ from octavo.layers.linear.grouped.gemv.digits import (
 from octavo.layers.linear.grouped.gemv.kernel import PackedPipe
 from octavo.layers.linear.grouped.gemv.products import half_mask, multiply_tile
 from octavo.layers.linear.grouped.gemv.tiling import SPAN, SPANS_AT_ONCE, WARPS
-from octavo.layers.linear.hopper.ring import claim_stage, make_ring
 from octavo.layers.moe.expert_tiles import num_expert_tiles, place_tile
 
 _WARPS = gl.constexpr(WARPS)

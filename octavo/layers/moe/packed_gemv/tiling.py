@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from octavo.gpu.device import nvidia_generation
+from octavo.kernels.device import nvidia_generation
 from octavo.layers.linear.gemv.tiling import TILE_ROWS
 from octavo.layers.linear.grouped.gemv.tiling import GROUP, SPAN, SPANS_AT_ONCE, WARPS
 from octavo.layers.moe.packed_weight import PackedExpertWeight

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
+from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.moe.tiling import GroupedTiling
 from octavo.layers.moe.triton.sort import SortedPairs
 from octavo.layers.moe.triton.tile import rows_of_tile, store_tile

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
+from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.linear.grouped.dequantise import halves_of
 from octavo.layers.moe.packed_weight import PackedExpertWeight
 from octavo.layers.moe.router import Choice

@@ -14,11 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.gpu.device import power_of_two
-from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
-from octavo.gpu.rows import new_rows
+from octavo.kernels.device import power_of_two
+from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
+from octavo.kernels.rows import new_rows
+from octavo.kernels.stream import inverse_rms
 from octavo.layers.moe.triton.router import choice_keys, place_among_held
-from octavo.layers.triton.stream import inverse_rms
 
 
 def norm_and_route(

@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.gpu.device import power_of_two
-from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
+from octavo.kernels.device import power_of_two
+from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.linear.operands import check_operands
 
 # Fewer rows than these are multiplied one by one, and in small tiles.

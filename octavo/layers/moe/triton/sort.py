@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
+from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
 
 _FEW, _MANY = 1024, 4096
 

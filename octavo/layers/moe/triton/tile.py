@@ -6,7 +6,7 @@ A program has a tile of columns of an expert. It walks over the expert's tiles o
 import triton
 import triton.language as tl
 
-from octavo.layers.triton.activation import gate_and_up
+from octavo.kernels.activation import gate_and_up
 
 
 @triton.jit

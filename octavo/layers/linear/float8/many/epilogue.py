@@ -3,8 +3,8 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from octavo.kernels.activation import activate
 from octavo.layers.linear.float8.many.tiling import HALF_ROWS
-from octavo.layers.triton.activation import activate
 
 _HALF = gl.constexpr(HALF_ROWS)
 # x / (1 + exp(-x)) by approximate instructions, a quarter as many as exact ones.

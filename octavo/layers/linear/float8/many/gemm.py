@@ -8,8 +8,9 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from octavo.errors import InvalidArgumentError
-from octavo.gpu.device import num_multiprocessors
-from octavo.gpu.launch import launch, overlaps
+from octavo.kernels.descriptor import describe_matrix, describe_rows
+from octavo.kernels.device import num_multiprocessors
+from octavo.kernels.launch import launch, overlaps
 from octavo.layers.linear.float8.many.kernel import many_kernel
 from octavo.layers.linear.float8.many.tiles import Result, Shape
 from octavo.layers.linear.float8.many.tiling import (
@@ -21,7 +22,6 @@ from octavo.layers.linear.float8.many.tiling import (
 )
 from octavo.layers.linear.float8.operands import check_product
 from octavo.layers.linear.float8.weight import Float8Weight
-from octavo.layers.linear.hopper.descriptor import describe_matrix, describe_rows
 
 # Registers of a thread before the warp that fetches gives most of its share to the warpgroups.
 _REGISTERS = 168

@@ -37,10 +37,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from octavo.kernels.ring import free_stage, make_ring, wait_for_stage, wait_until_free
 from octavo.layers.linear.float8.many.epilogue import finish, prepare, sums_layout
 from octavo.layers.linear.float8.many.tiles import Work, num_tiles, place
 from octavo.layers.linear.float8.many.tiling import HALF_ROWS, STEP
-from octavo.layers.linear.hopper.ring import free_stage, make_ring, wait_for_stage, wait_until_free
 
 _HALF = gl.constexpr(HALF_ROWS)
 _STEP = gl.constexpr(STEP)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cache
 
-from octavo.gpu.device import nvidia_generation
+from octavo.kernels.device import nvidia_generation
 from octavo.layers.linear.float8.weight import Float8Weight
 
 # Rows of x of a tile and of a warpgroup.

@@ -9,8 +9,8 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from octavo.errors import InvalidArgumentError
-from octavo.gpu.device import num_multiprocessors, nvidia_generation
-from octavo.gpu.launch import launch, overlaps
+from octavo.kernels.device import num_multiprocessors, nvidia_generation
+from octavo.kernels.launch import launch, overlaps
 from octavo.layers.linear.grouped.few.kernel import Shape, few_linear_kernel
 from octavo.layers.linear.grouped.medium import add_parts
 from octavo.layers.linear.grouped.operands import check_product

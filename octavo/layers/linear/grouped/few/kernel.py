@@ -20,6 +20,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from octavo.kernels.activation import activate
 from octavo.layers.linear.grouped.few.copies import Work, copy_step, plan_copies, tile_begin
 from octavo.layers.linear.grouped.few.rows import (
     half_of,
@@ -30,7 +31,6 @@ from octavo.layers.linear.grouped.few.rows import (
     take_row,
 )
 from octavo.layers.linear.grouped.unpack import unpack
-from octavo.layers.triton.activation import activate
 
 
 class Shape(NamedTuple):

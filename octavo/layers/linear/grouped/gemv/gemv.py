@@ -7,15 +7,15 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from octavo.errors import InvalidArgumentError
-from octavo.gpu.device import num_multiprocessors
-from octavo.gpu.launch import launch, overlaps
+from octavo.kernels.descriptor import describe_matrix
+from octavo.kernels.device import num_multiprocessors
+from octavo.kernels.launch import launch, overlaps
 from octavo.layers.linear.gemv.kernel import Operands, Shape
 from octavo.layers.linear.gemv.tiling import TILE_ROWS, GemvTiling
 from octavo.layers.linear.grouped.gemv.kernel import packed_gemv_kernel
 from octavo.layers.linear.grouped.gemv.tiling import GROUP, SPAN, WARPS, choose_tiling, unsupported_reason
 from octavo.layers.linear.grouped.operands import check_product
 from octavo.layers.linear.grouped.weight import GroupedWeight
-from octavo.layers.linear.hopper.descriptor import describe_matrix
 from octavo.layers.linear.operands import check_vector
 
 _ATOM = 16

@@ -15,12 +15,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from octavo.kernels.ring import claim_stage, make_ring
 from octavo.layers.linear.gemv.kernel import ceil_div, first_column, load_epilogue, num_tiles, store_tile
 from octavo.layers.linear.gemv.tiling import TILE_ROWS
 from octavo.layers.linear.grouped.gemv.digits import allocate_row, keep_digits, load_row
 from octavo.layers.linear.grouped.gemv.products import half_mask, multiply_tile
 from octavo.layers.linear.grouped.gemv.tiling import SPAN, SPANS_AT_ONCE, WARPS
-from octavo.layers.linear.hopper.ring import claim_stage, make_ring
 
 _WARPS = gl.constexpr(WARPS)
 _ROWS = gl.constexpr(TILE_ROWS)

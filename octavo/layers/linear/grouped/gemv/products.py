@@ -13,10 +13,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
+from octavo.kernels.ring import free_stage, wait_for_stage
 from octavo.layers.linear.gemv.kernel import ceil_div
 from octavo.layers.linear.gemv.tiling import TILE_ROWS
 from octavo.layers.linear.grouped.gemv.tiling import SPAN, WARPS
-from octavo.layers.linear.hopper.ring import free_stage, wait_for_stage
 
 _WARPS = gl.constexpr(WARPS)
 _ROWS = gl.constexpr(TILE_ROWS)

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from octavo.gpu.device import nvidia_generation
+from octavo.kernels.device import nvidia_generation
 from octavo.layers.linear.gemv.tiling import TILE_ROWS, GemvTiling
 from octavo.layers.linear.grouped.weight import GroupedWeight, span_of
 

@@ -10,8 +10,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from octavo.errors import InvalidArgumentError
-from octavo.gpu.device import num_multiprocessors
-from octavo.gpu.launch import launch, overlaps
+from octavo.kernels.descriptor import describe_matrix, describe_rows
+from octavo.kernels.device import num_multiprocessors
+from octavo.kernels.launch import launch, overlaps
 from octavo.layers.linear.grouped.hopper.kernel import Shape, hopper_medium_kernel
 from octavo.layers.linear.grouped.hopper.parts import Parts
 from octavo.layers.linear.grouped.hopper.tiling import (
@@ -24,7 +25,6 @@ from octavo.layers.linear.grouped.hopper.tiling import (
 from octavo.layers.linear.grouped.operands import check_product
 from octavo.layers.linear.grouped.result import Result
 from octavo.layers.linear.grouped.weight import MOST_GROUPS, PLANE, TILE, GroupedWeight
-from octavo.layers.linear.hopper.descriptor import describe_matrix, describe_rows
 
 # Two warpgroups multiply. The TMA warp counts as a third one.
 NUM_WARPS = 8

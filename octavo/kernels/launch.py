@@ -20,8 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.gpu.device import can_overlap
-from octavo.gpu.repeat import running
+from octavo.kernels.device import can_overlap
+from octavo.kernels.repeat import running
 
 
 class _Mode(threading.local):

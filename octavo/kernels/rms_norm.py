@@ -10,10 +10,10 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
-from octavo.gpu.device import power_of_two
-from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
-from octavo.gpu.rows import new_rows
-from octavo.layers.triton.stream import inverse_rms, load_row
+from octavo.kernels.device import power_of_two
+from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
+from octavo.kernels.rows import new_rows
+from octavo.kernels.stream import inverse_rms, load_row
 
 _MAX_ROW = 65536
 # Values per warp: 8 per thread, one 16-byte access in half precision.

@@ -1,4 +1,4 @@
-"""What a call on a GPU does, noted so that it can be done again with other tensors; see octavo.gpu.repeat.
+"""What a call on a GPU does, noted to be done again with other tensors; see octavo.kernels.repeat.
 
 Imports no Triton.
 """

@@ -15,7 +15,7 @@ import torch
 import triton
 from triton import knobs
 
-from octavo.gpu.launch import dry_run
+from octavo.kernels.launch import dry_run
 
 # Threads beyond wait for the interpreter.
 _MAX_THREADS = 16
@@ -78,7 +78,7 @@ def compile_kernels(launch_all: Callable[[], None], progress: Callable[[int, int
 
     Args:
         launch_all: launches them; no kernel runs, so results are arbitrary. Only kernels launched by
-            octavo.gpu.launch are gone through.
+            octavo.kernels.launch are gone through.
         progress: called with (kernels done, kernels in all).
 
     Raises:

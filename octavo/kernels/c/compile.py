@@ -57,16 +57,11 @@ class Library:
     included: tuple[Path, ...]
 
 
-ATTENTION = Library(
-    "attention",
-    (_FOLDER / "kernel.c", _FOLDER / "store.c"),
-    tuple(
-        _FOLDER / name for name in ("calls.h", "few.c", "plan.c", "team.h", "tile.c", "vector.c", "wide.c")
-    ),
-)
+# What libraries of several rooms include.
+TOOLS = (_FOLDER / "team.h", _FOLDER / "vector.c")
 
 
-def load_library(library: Library = ATTENTION) -> ctypes.CDLL:
+def load_library(library: Library) -> ctypes.CDLL:
     """Load the compiled kernels from the cache folder; compile them first (about 2 s) if they are not there.
 
     Raises:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from octavo.gpu.tape import Described, Launch, Place, Tape
+from octavo.kernels.tape import Described, Launch, Place, Tape
 
 Groups = tuple[tuple[Any, ...], ...]
 Results = tuple[Tensor, ...]
@@ -71,7 +71,7 @@ class Watch(TorchDispatchMode):
     def launch(
         self, kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> None:
-        """Launch a kernel and note it; see octavo.gpu.launch.launch."""
+        """Launch a kernel and note it; see octavo.kernels.launch.launch."""
         compiled = kernel.run(*arguments, grid=grid, warmup=False, **options)
         # Constants may be given by name.
         by_name = [options[name] for name in kernel.arg_names[len(arguments) :]]

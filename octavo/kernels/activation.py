@@ -5,10 +5,10 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError, suggest
-from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
-from octavo.gpu.rows import new_rows
-from octavo.layers.clamped_swiglu import LIMIT, SLOPE
-from octavo.layers.clamped_swiglu import NAME as CLAMPED
+from octavo.kernels.clamped_swiglu import LIMIT, SLOPE
+from octavo.kernels.clamped_swiglu import NAME as CLAMPED
+from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
+from octavo.kernels.rows import new_rows
 
 NAMES = ("silu", "gelu", "gelu_tanh")
 _ALL_NAMES = (*NAMES, CLAMPED)
