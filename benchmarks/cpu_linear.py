@@ -17,9 +17,9 @@ import torch
 from support.common import make_parser, publish, read_bandwidth, table
 from torch import Tensor
 
+from octavo.forms.blocks import BLOCK, BlockWeight
 from octavo.layers.linear.bfloat16 import matrix_units
 from octavo.layers.linear.blocks.linear import BlockLinear, tiled
-from octavo.layers.linear.blocks.weight import BLOCK, BlockWeight
 from octavo.layers.linear.choice import make_linear
 from octavo.layers.linear.plain import Linear
 

@@ -20,12 +20,12 @@ from gpu_quantized import BYTES_PER_SECOND, FORMATS
 from support.common import make_parser, publish, table
 from torch import Tensor
 
-from octavo.layers.linear.float8.weight import Float8Weight
+from octavo.forms.float8 import Float8Weight
+from octavo.forms.packed import GroupedWeight
 from octavo.layers.linear.gemv.gemv import gemv_linear
 from octavo.layers.linear.gemv.tiling import GemvTiling
 from octavo.layers.linear.grouped.few.gemm import few_linear
 from octavo.layers.linear.grouped.gemv.gemv import packed_gemv_linear
-from octavo.layers.linear.grouped.weight import GroupedWeight
 from octavo.layers.linear.skinny import skinny_linear
 
 _ROTATED_BYTES = 800e6

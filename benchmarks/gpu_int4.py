@@ -32,14 +32,14 @@ from support.gpu_timing import copy_bandwidth, matrix_flops
 from support.gpu_workloads import WORKLOADS, run_figures
 from torch import Tensor
 
+from octavo.forms.base import QuantisedWeight
+from octavo.forms.blocks import BlockWeight
+from octavo.forms.packed import GroupedWeight
 from octavo.layers import RMSNorm
 from octavo.layers.block import make_input, make_output
-from octavo.layers.linear.blocks.weight import BlockWeight
 from octavo.layers.linear.choice import make_quantised_linear
 from octavo.layers.linear.grouped.tiling import FEW_MAX_ROWS, FewTiling, MediumTiling
-from octavo.layers.linear.grouped.weight import GroupedWeight
 from octavo.layers.linear.plain import Linear, PlainLinear
-from octavo.layers.linear.quantised import QuantisedWeight
 from octavo.layers.moe.stacked import StackedExperts
 from octavo.models.experts.loading import ExpertShape
 from octavo.parallel import TensorParallel

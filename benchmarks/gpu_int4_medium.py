@@ -22,6 +22,7 @@ from support.common import make_parser, publish, table
 from torch import Tensor
 from torch.nn.functional import linear
 
+from octavo.forms.packed import MOST_GROUPS, GroupedWeight
 from octavo.kernels.activation import gated_activation
 from octavo.layers import RMSNorm
 from octavo.layers.block import make_input, make_output
@@ -33,7 +34,6 @@ from octavo.layers.linear.grouped.hopper.tiling import (
 )
 from octavo.layers.linear.grouped.medium import medium_linear
 from octavo.layers.linear.grouped.tiling import choose_medium_tiling
-from octavo.layers.linear.grouped.weight import MOST_GROUPS, GroupedWeight
 from octavo.layers.linear.plain import Linear
 from octavo.parallel import TensorParallel
 

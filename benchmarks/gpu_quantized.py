@@ -22,6 +22,8 @@ from gpu_linear import MODELS, Shape, microseconds, random_numbers
 from support.common import make_parser, publish, table
 from torch import Tensor
 
+from octavo.forms.base import QuantisedWeight
+from octavo.forms.float8 import FLOAT8, Float8Weight, quantise, quantise_rows
 from octavo.layers import RMSNorm, make_input, make_linear, make_output
 from octavo.layers.linear.choice import make_quantised_linear
 from octavo.layers.linear.float8 import on_gpu as float8_gpu
@@ -34,8 +36,6 @@ from octavo.layers.linear.float8.tiling import (
     has_many,
     has_torch,
 )
-from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight, quantise, quantise_rows
-from octavo.layers.linear.quantised import QuantisedWeight
 from octavo.layers.linear.skinny import skinny_linear
 from octavo.layers.linear.skinny_tiling import Tiling
 from octavo.parallel import TensorParallel

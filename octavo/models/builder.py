@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from octavo.forms.base import QuantisedWeight
 from octavo.layers import (
     AttentionLayer,
     Embedding,
@@ -30,7 +31,6 @@ from octavo.layers import (
 from octavo.layers.cpu.huge_pages import HugePages, return_freed_memory
 from octavo.layers.linear.blocks.linear import AnyBlocks, BlockLinear, TiledBlocks, tiled_on_cpu
 from octavo.layers.linear.plain import Linear
-from octavo.layers.linear.quantised import QuantisedWeight
 from octavo.layers.moe.choice import stacks_experts
 from octavo.layers.moe.experts import Experts, ListedExperts
 from octavo.layers.moe.feed_forward import ExpertFeedForward

@@ -6,9 +6,9 @@ from dataclasses import replace
 import torch
 
 from octavo.errors import ConfigError
+from octavo.forms.base import Storage
+from octavo.forms.float8 import FLOAT8_ROWS
 from octavo.layers.linear.choice import looks_up, multiplies
-from octavo.layers.linear.float8.weight import FLOAT8_ROWS
-from octavo.layers.linear.quantised import Storage
 from octavo.layers.moe.choice import unstackable_reason
 
 _VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")

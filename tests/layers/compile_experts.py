@@ -13,8 +13,8 @@ import triton.language as tl
 from compile_hopper import compiled_kernel, figures_of, inspect_cubin
 from triton.compiler import ASTSource
 
-from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
-from octavo.layers.moe.packed_weight import PackedExpertWeight
+from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight
+from octavo.forms.packed_experts import PackedExpertWeight
 from octavo.layers.moe.tiling import (
     FEW_TILING,
     MXFP4_FEW_TILING,

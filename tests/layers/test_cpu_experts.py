@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from octavo.forms.blocks import BlockWeight
+from octavo.forms.mxfp4 import Mxfp4Weight
 from octavo.kernels.clamped_swiglu import NAME as CLAMPED
 from octavo.layers.cpu.layers import compiled_layers
 from octavo.layers.cpu.library import compile_failure
 from octavo.layers.linear.blocks.linear import make_layer
-from octavo.layers.linear.blocks.weight import BlockWeight
-from octavo.layers.linear.mxfp4.weight import Mxfp4Weight
 from octavo.layers.linear.plain import Linear, PlainLinear
 from octavo.layers.moe.experts import ListedExperts
 from octavo.layers.moe.router import Choice, choose_by_logits

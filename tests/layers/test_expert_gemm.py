@@ -7,6 +7,7 @@ import torch
 from compiled_figures import compiled_figures
 
 from octavo.errors import InvalidArgumentError
+from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight, num_spans
 from octavo.layers.moe.choice import choose_product
 from octavo.layers.moe.mxfp4_many import tiling
 from octavo.layers.moe.mxfp4_many.tiling import (
@@ -15,7 +16,6 @@ from octavo.layers.moe.mxfp4_many.tiling import (
     make_tiling,
     unsupported_reason,
 )
-from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight, num_spans
 
 pytestmark = pytest.mark.compiled
 # Of an SM, less what the system takes of it for each program.

@@ -8,6 +8,7 @@ from compiled_figures import compiled_figures
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
+from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight, num_spans, pack_words
 from octavo.layers.moe.choice import choose_product
 from octavo.layers.moe.mxfp4_gemv import tiling
 from octavo.layers.moe.mxfp4_gemv.tiling import (
@@ -17,7 +18,6 @@ from octavo.layers.moe.mxfp4_gemv.tiling import (
     choose_mxfp4_gemv_tiling,
     unsupported_reason,
 )
-from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight, num_spans, pack_words
 from octavo.layers.moe.router import Choice
 from octavo.layers.moe.stacked import StackedExperts
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.torch_version import TorchVersion
 
 from octavo.errors import InvalidArgumentError
+from octavo.forms.float_experts import ExpertWeight
 from octavo.layers.linear.gemv.tiling import WARPS, X_STEP
 from octavo.layers.moe.choice import choose_product
 from octavo.layers.moe.float_gemv import tiling
@@ -22,7 +23,6 @@ from octavo.layers.moe.float_gemv.tiling import (
 )
 from octavo.layers.moe.router import Choice
 from octavo.layers.moe.stacked import StackedExperts
-from octavo.layers.moe.weight import ExpertWeight
 
 pytestmark = pytest.mark.compiled
 # Of an SM, less what the system takes of it for each program.

@@ -8,11 +8,11 @@ import triton_layer_cases  # noqa: F401  (skips where there is no Triton)
 from compiled_figures import compiled_figures
 
 from octavo.errors import InvalidArgumentError
+from octavo.forms.float8 import FLOAT8, Float8Weight
 from octavo.layers.linear import skinny_tiling
 from octavo.layers.linear.choice import choose_gemm, is_gemv, make_linear
 from octavo.layers.linear.float8.on_gpu import Float8GpuLinear
 from octavo.layers.linear.float8.tiling import choose_path
-from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
 from octavo.layers.linear.gemv import tiling as gemv_tiling
 from octavo.layers.linear.gemv.tiling import (
     ATOM_BYTES,

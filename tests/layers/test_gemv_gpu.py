@@ -15,7 +15,7 @@ from triton_layer_cases import (
     poisoned_memory,
 )
 
-from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
+from octavo.forms.float8 import FLOAT8, Float8Weight
 
 IS_HOPPER = HAS_GPU and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")]

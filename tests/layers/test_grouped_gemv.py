@@ -9,12 +9,12 @@ from grouped_cases import packed, random_blocks
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
+from octavo.forms.packed import GroupedWeight
 from octavo.layers.linear.choice import is_gemv, make_quantised_linear
 from octavo.layers.linear.grouped import linear as grouped
 from octavo.layers.linear.grouped.gemv import tiling as gemv_tiling
 from octavo.layers.linear.grouped.gemv.tiling import GROUP, SPAN, WARPS, choose_tiling, unsupported_reason
 from octavo.layers.linear.grouped.linear import GroupedLinear
-from octavo.layers.linear.grouped.weight import GroupedWeight
 
 pytestmark = pytest.mark.compiled
 # Of two programs, but for the system's.

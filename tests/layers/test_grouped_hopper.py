@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
+from octavo.forms.packed import MOST_GROUPS, TILE, GroupedWeight
 from octavo.layers.linear.grouped.hopper import tiling as hopper_tiling
 from octavo.layers.linear.grouped.hopper.tiling import (
     ATOM,
@@ -22,7 +23,6 @@ from octavo.layers.linear.grouped.hopper.tiling import (
     choose_hopper_medium_tiling,
     unsupported_reason,
 )
-from octavo.layers.linear.grouped.weight import MOST_GROUPS, TILE, GroupedWeight
 
 pytestmark = pytest.mark.compiled
 # Of a program, but for the system's.

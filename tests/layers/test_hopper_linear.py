@@ -5,9 +5,9 @@ import torch
 import triton_layer_cases  # noqa: F401  (skips where there is no Triton)
 
 from octavo.errors import InvalidArgumentError
+from octavo.forms.float8 import FLOAT8, Float8Weight
 from octavo.layers.linear.choice import HOPPER_MAX_ROWS, HOPPER_MIN_ROWS, choose_gemm
 from octavo.layers.linear.float8.tiling import choose_path
-from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
 from octavo.layers.linear.hopper import tiling as hopper_tiling
 from octavo.layers.linear.hopper.tiling import (
     ATOM,

@@ -9,10 +9,10 @@ import triton_layer_cases  # noqa: F401  (skips where there is no Triton)
 from compiled_figures import compiled_figures
 
 from octavo.errors import InvalidArgumentError
+from octavo.forms.float8 import FLOAT8, Float8Weight
 from octavo.layers.linear.float8.many import tiling as many_tiling
 from octavo.layers.linear.float8.many.tiling import choose_tiling, unsupported_reason
 from octavo.layers.linear.float8.tiling import choose_path
-from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
 
 # Of an SM, but for the system's.
 SHARED_BYTES = 227 * 1024

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 from triton_layer_cases import plain_linear, with_nan_behind
 
+from octavo.forms.float8 import FLOAT8, Float8Weight
 from octavo.kernels.device import nvidia_generation
 from octavo.layers.linear.float8.many.tiling import ManyTiling, fill_tiling
-from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
 
 pytestmark = [
     pytest.mark.gpu,

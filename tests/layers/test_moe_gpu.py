@@ -10,6 +10,7 @@ from torch import Tensor
 from triton_layer_cases import HAS_GPU, assert_as_good_as_torch
 
 from octavo import LLM, SamplingParams
+from octavo.forms.float_experts import ExpertWeight
 from octavo.kernels import launch as triton_launch
 from octavo.layers import RMSNorm
 from octavo.layers.linear.plain import PlainLinear
@@ -18,7 +19,6 @@ from octavo.layers.moe.feed_forward import ExpertFeedForward
 from octavo.layers.moe.router import Choice, Router, choose_by_logits
 from octavo.layers.moe.stacked import StackedExperts
 from octavo.layers.moe.tiling import GroupedTiling
-from octavo.layers.moe.weight import ExpertWeight
 from octavo.parallel import TensorParallel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]

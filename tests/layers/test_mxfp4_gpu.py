@@ -13,11 +13,11 @@ from triton_layer_cases import HAS_GPU, assert_as_good_as_torch, poisoned_memory
 
 from octavo import LLM, SamplingParams
 from octavo.attention import AttentionMetadata, LayerCache, paged_attention
+from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight, pack_exponents, pack_words
 from octavo.layers import RMSNorm
 from octavo.layers.linear.plain import PlainLinear
 from octavo.layers.moe.experts import ListedExperts
 from octavo.layers.moe.feed_forward import ExpertFeedForward
-from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight, pack_exponents, pack_words
 from octavo.layers.moe.router import Choice, Router, choose_by_logits
 from octavo.layers.moe.stacked import StackedExperts
 from octavo.layers.moe.tiling import Mxfp4Tiling

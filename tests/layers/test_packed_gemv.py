@@ -8,6 +8,7 @@ from compiled_figures import compiled_figures
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
+from octavo.forms.packed_experts import PackedExpertWeight
 from octavo.layers.linear.gemv.tiling import TILE_ROWS
 from octavo.layers.linear.grouped.gemv.tiling import SPAN, SPANS_AT_ONCE, WARPS
 from octavo.layers.moe.choice import choose_product
@@ -18,7 +19,6 @@ from octavo.layers.moe.packed_gemv.tiling import (
     choose_tiling,
     unsupported_reason,
 )
-from octavo.layers.moe.packed_weight import PackedExpertWeight
 from octavo.layers.moe.router import Choice
 from octavo.layers.moe.stacked import StackedExperts
 

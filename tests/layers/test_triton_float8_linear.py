@@ -14,8 +14,8 @@ from triton_layer_cases import (
 )
 
 from octavo.errors import InvalidArgumentError
+from octavo.forms.float8 import Float8Weight, quantise, quantise_rows
 from octavo.layers.linear.float8.tiling import Float8Tiling, choose_tiling
-from octavo.layers.linear.float8.weight import Float8Weight, quantise, quantise_rows
 from octavo.layers.linear.skinny_tiling import Tiling
 
 pytestmark = ignores_overflow

@@ -14,13 +14,13 @@ from triton_layer_cases import (
 )
 
 from octavo.errors import InvalidArgumentError
+from octavo.forms.packed import GroupedWeight, group_of
 from octavo.layers.linear.grouped.tiling import (
     MediumTiling,
     choose_few_tiling,
     choose_grouped_gemm,
     choose_medium_tiling,
 )
-from octavo.layers.linear.grouped.weight import GroupedWeight, group_of
 
 pytestmark = ignores_overflow
 FORMS = [(4, 32), (4, 64), (4, 128), (4, 96), (8, 16), (8, 32), (8, 384)]

@@ -6,13 +6,13 @@ from fewer import fewer
 from torch import Tensor
 from triton_layer_cases import assert_as_good_as_torch, everywhere, ignores_overflow, poisoned_memory, random
 
-from octavo.layers.linear.float8.weight import quantise_rows
+from octavo.forms.float8 import quantise_rows
+from octavo.forms.float_experts import ExpertWeight
 from octavo.layers.linear.plain import PlainLinear
 from octavo.layers.moe.experts import ListedExperts, combine
 from octavo.layers.moe.router import Choice, choose_by_logits
 from octavo.layers.moe.stacked import StackedExperts
 from octavo.layers.moe.tiling import GroupedTiling
-from octavo.layers.moe.weight import ExpertWeight
 
 pytestmark = ignores_overflow
 

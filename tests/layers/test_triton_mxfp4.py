@@ -8,14 +8,14 @@ from compiled_figures import compiled_figures
 from torch import Tensor
 from triton_layer_cases import assert_as_good_as_torch, everywhere, ignores_overflow, poisoned_memory, random
 
-from octavo.layers.linear.mxfp4.weight import Mxfp4Weight
+from octavo.forms.float_experts import ExpertWeight
+from octavo.forms.mxfp4 import Mxfp4Weight
+from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight, pack_exponents, pack_words
 from octavo.layers.linear.plain import PlainLinear
 from octavo.layers.moe.experts import ListedExperts, combine
-from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight, pack_exponents, pack_words
 from octavo.layers.moe.router import Choice, choose_by_logits
 from octavo.layers.moe.stacked import StackedExperts
 from octavo.layers.moe.tiling import Mxfp4Tiling
-from octavo.layers.moe.weight import ExpertWeight
 
 pytestmark = ignores_overflow
 ACTIVATION = "clamped_swiglu"

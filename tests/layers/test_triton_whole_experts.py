@@ -13,10 +13,10 @@ from test_triton_mxfp4 import listed as listed_with_biases
 from torch import Tensor
 from triton_layer_cases import assert_as_good_as_torch, everywhere, ignores_overflow, poisoned_memory, random
 
+from octavo.forms.float_experts import ExpertWeight
 from octavo.layers.moe.experts import ListedExperts
 from octavo.layers.moe.router import Choice, choose_by_logits
 from octavo.layers.moe.stacked import StackedExperts
-from octavo.layers.moe.weight import ExpertWeight
 
 # Rows of pairs that are elsewhere are not set, and become float8 like others.
 pytestmark = [ignores_overflow, pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")]

@@ -6,8 +6,8 @@ from types import MappingProxyType
 
 import torch
 
+from octavo.forms.base import Storage
 from octavo.layers.linear import int8, packed
-from octavo.layers.linear.quantised import Storage
 from octavo.models import ModelConfig, parameter_shapes
 
 

@@ -6,8 +6,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from octavo.forms.float8 import Float8Weight
 from octavo.layers.cpu.library import compile_failure, layers_library
-from octavo.layers.linear.float8.weight import Float8Weight
 
 # Outputs that the kernel sums at a time.
 _OUTPUTS = 4

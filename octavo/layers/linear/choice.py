@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import ConfigError
+from octavo.forms.base import LayerWeight
 from octavo.layers.linear import bfloat16, dequantised, int8, invariant_tiling, packed, skinny_tiling
 from octavo.layers.linear.bfloat16 import Bfloat16Linear
 from octavo.layers.linear.blocks import linear as blocks
@@ -39,7 +40,6 @@ from octavo.layers.linear.hopper import tiling as hopper_tiling
 from octavo.layers.linear.mxfp4 import on_gpu as mxfp4_on_gpu
 from octavo.layers.linear.packed import PackedLinear
 from octavo.layers.linear.plain import Linear, PlainLinear
-from octavo.layers.linear.quantised import LayerWeight
 
 Gemm = Literal["gemv", "skinny", "hopper", "plain"]
 

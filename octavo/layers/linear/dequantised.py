@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from octavo.layers.linear.quantised import QuantisedWeight, join_rows
+from octavo.forms.base import QuantisedWeight, join_rows
 
 DESCRIPTION = "dequantised in each GEMM, by PyTorch"
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from octavo.forms.blocks import BLOCK, BlockWeight
 from octavo.layers.linear.blocks import linear as blocks
 from octavo.layers.linear.blocks.linear import BlockLinear
-from octavo.layers.linear.blocks.weight import BLOCK, BlockWeight
 
 # Of a weight, its share of the block's scale included.
 BYTES_PER_NUMBER = 1 + 4 / BLOCK

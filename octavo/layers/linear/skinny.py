@@ -16,10 +16,10 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
+from octavo.forms.float8 import FLOAT8, Float8Weight
 from octavo.kernels.activation import activate
 from octavo.kernels.device import power_of_two
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
-from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
 from octavo.layers.linear.operands import check_operands, check_vector, make_result
 from octavo.layers.linear.skinny_tiling import MAX_ROWS, Tiling, choose_tiling
 

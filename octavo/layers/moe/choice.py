@@ -17,11 +17,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from octavo.forms import float_experts as float8
+from octavo.forms import mxfp4_experts as mxfp4
 from octavo.kernels.device import has_triton
 from octavo.layers.linear.choice import describe_layers
 from octavo.layers.linear.grouped import linear as grouped
-from octavo.layers.moe import mxfp4_weight as mxfp4
-from octavo.layers.moe import weight as float8
 from octavo.layers.moe.float_gemv import tiling as float_gemv
 from octavo.layers.moe.mxfp4_gemv import tiling as mxfp4_gemv
 from octavo.layers.moe.mxfp4_many import tiling as mxfp4_many

@@ -7,10 +7,11 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from octavo.forms.float_experts import ExpertWeight
+from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight
+from octavo.forms.packed_experts import PackedExpertWeight
 from octavo.layers.moe.choice import choose_product
 from octavo.layers.moe.mxfp4_many.tiling import choose_mxfp4_many_tiling
-from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
-from octavo.layers.moe.packed_weight import PackedExpertWeight
 from octavo.layers.moe.router import Choice
 from octavo.layers.moe.tiling import (
     AnyExpertWeight,
@@ -19,7 +20,6 @@ from octavo.layers.moe.tiling import (
     choose_rounded_tiling,
     row_slots,
 )
-from octavo.layers.moe.weight import ExpertWeight
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import torch
 
+from octavo.forms.float_experts import ExpertWeight
+from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight
+from octavo.forms.packed import PLANE, span_of
+from octavo.forms.packed_experts import PackedExpertWeight
 from octavo.kernels.device import nvidia_generation
-from octavo.layers.linear.grouped.weight import PLANE, span_of
 from octavo.layers.linear.skinny_tiling import Tiling
-from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
-from octavo.layers.moe.packed_weight import PackedExpertWeight
-from octavo.layers.moe.weight import ExpertWeight
 
 AnyExpertWeight = ExpertWeight | Mxfp4ExpertWeight | PackedExpertWeight
 

@@ -11,13 +11,13 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from octavo.forms.base import LayerWeight, QuantisedWeight
+from octavo.forms.blocks import BLOCK, BlockWeight
+from octavo.forms.mxfp4 import Mxfp4Weight
+from octavo.forms.stored_blocks import StoredBlocks
 from octavo.layers.cpu.blocks import GROUP, CompiledLinear, Tiles, tile_blocks, tile_codes, tile_rows
 from octavo.layers.cpu.huge_pages import HugePages
 from octavo.layers.cpu.library import compile_failure
-from octavo.layers.linear.blocks.stored import StoredBlocks
-from octavo.layers.linear.blocks.weight import BLOCK, BlockWeight
-from octavo.layers.linear.mxfp4.weight import Mxfp4Weight
-from octavo.layers.linear.quantised import LayerWeight, QuantisedWeight
 
 DESCRIPTION = "8-bit activations, by the C kernel"
 

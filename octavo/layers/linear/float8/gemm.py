@@ -14,11 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.forms.float8 import Float8Weight
 from octavo.kernels.activation import activate
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.linear.float8.operands import check_product
 from octavo.layers.linear.float8.tiling import Float8Tiling, choose_tiling
-from octavo.layers.linear.float8.weight import Float8Weight
 
 
 def float8_linear(

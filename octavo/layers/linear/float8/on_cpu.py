@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from octavo.forms.base import join_rows
+from octavo.forms.float8 import Float8Weight
 from octavo.layers.cpu import few
 from octavo.layers.cpu.library import compile_failure
 from octavo.layers.linear.dequantised import DequantisedLinear
-from octavo.layers.linear.float8.weight import Float8Weight
-from octavo.layers.linear.quantised import join_rows
 
 DESCRIPTION = (
     "up to 16 rows by the C kernel, 256 if other matrices are float32; more are dequantised in each GEMM"

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import ScalingType, scaled_mm
 
+from octavo.forms.base import join_rows
+from octavo.forms.float8 import Float8Weight
 from octavo.layers.linear.dequantised import DequantisedLinear
 from octavo.layers.linear.float8.tiling import Float8Path, choose_path, has_tiles, unsupported_reason
-from octavo.layers.linear.float8.weight import Float8Weight
 from octavo.layers.linear.fused import Norm, activated, product_of
-from octavo.layers.linear.quantised import join_rows
 
 __all__ = ["DESCRIPTION", "Float8GpuLinear", "choose_path", "make_layer", "unsupported_reason"]
 

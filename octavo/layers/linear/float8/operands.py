@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
-from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
+from octavo.forms.float8 import FLOAT8, Float8Weight
 from octavo.layers.linear.operands import check_operands, make_result
 
 

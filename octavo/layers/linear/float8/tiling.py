@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 from torch.torch_version import TorchVersion
 
+from octavo.forms.float8 import Float8Weight
 from octavo.kernels.device import nvidia_generation, triton_unsupported_reason
 from octavo.layers.linear.float8.many import tiling as many_tiling
-from octavo.layers.linear.float8.weight import Float8Weight
 from octavo.layers.linear.gemv import tiling as gemv_tiling
 from octavo.layers.linear.hopper import tiling as hopper_tiling
 

@@ -4,10 +4,10 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from octavo.errors import InvalidArgumentError
+from octavo.forms.float8 import Float8Weight
 from octavo.kernels.descriptor import describe_matrix
 from octavo.kernels.device import num_multiprocessors
 from octavo.kernels.launch import launch, overlaps
-from octavo.layers.linear.float8.weight import Float8Weight
 from octavo.layers.linear.gemv.kernel import Operands, Shape, gemv_kernel
 from octavo.layers.linear.gemv.tiling import (
     ATOM_BYTES,

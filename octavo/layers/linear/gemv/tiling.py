@@ -6,8 +6,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from octavo.forms.float8 import FLOAT8, Float8Weight
 from octavo.kernels.device import nvidia_generation
-from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
 
 # Rows of the weight that a program multiplies at once; warps that share K.
 TILE_ROWS = 16

@@ -4,8 +4,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.forms.packed import PLANE, GroupedWeight
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
-from octavo.layers.linear.grouped.weight import PLANE, GroupedWeight
 
 _ROWS = 16
 _NUM_WARPS = 4

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from octavo.forms.base import join_rows
+from octavo.forms.blocks import BlockWeight
+from octavo.forms.packed import GroupedWeight
 from octavo.kernels.device import nvidia_generation, triton_unsupported_reason
-from octavo.layers.linear.blocks.weight import BlockWeight
 from octavo.layers.linear.fused import Norm, activated
 from octavo.layers.linear.grouped.gemv.tiling import unsupported_reason as gemv_unsupported_reason
 from octavo.layers.linear.grouped.hopper.tiling import unsupported_reason as hopper_unsupported_reason
 from octavo.layers.linear.grouped.tiling import choose_grouped_gemm
-from octavo.layers.linear.grouped.weight import GroupedWeight
-from octavo.layers.linear.quantised import join_rows
 
 DESCRIPTION = "packed in groups, by GPU kernels"
 

@@ -9,12 +9,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.forms.packed import PLANE, GroupedWeight
 from octavo.kernels.activation import activate
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.linear.grouped.dequantise import read_pair, scaled
 from octavo.layers.linear.grouped.operands import check_product
 from octavo.layers.linear.grouped.tiling import MediumTiling, choose_medium_tiling
-from octavo.layers.linear.grouped.weight import PLANE, GroupedWeight
 
 # Columns of a program that adds up parts, and its warps.
 _ADDED = 512

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
-from octavo.layers.linear.grouped.weight import GroupedWeight
+from octavo.forms.packed import GroupedWeight
 from octavo.layers.linear.operands import check_vector, make_result
 
 

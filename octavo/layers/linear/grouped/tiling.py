@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from octavo.layers.linear.grouped.weight import PLANE
+from octavo.forms.packed import PLANE
 
 # Rows of two tensor core tiles.
 FEW_MAX_ROWS = 16

@@ -18,9 +18,9 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from octavo.errors import InvalidArgumentError
+from octavo.forms.float8 import Float8Weight
 from octavo.kernels.descriptor import describe_matrix, describe_rows
 from octavo.kernels.launch import launch, overlaps
-from octavo.layers.linear.float8.weight import Float8Weight
 from octavo.layers.linear.hopper.kernel import Result, Scales, Shape, linear_kernel
 from octavo.layers.linear.hopper.tiling import (
     ATOM,

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from octavo.forms.float8 import FLOAT8, Float8Weight
 from octavo.kernels.device import nvidia_generation
-from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
 
 # Values of 16 bits of K side by side in shared memory; and rows of x that a warpgroup multiplies at once.
 ATOM = 64

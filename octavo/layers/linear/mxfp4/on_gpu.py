@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from octavo.forms.mxfp4 import Mxfp4Weight
 from octavo.layers.linear.grouped import linear as grouped
-from octavo.layers.linear.mxfp4.weight import Mxfp4Weight
 
 DESCRIPTION = "as integers of 8 bits, by GPU kernels"
 

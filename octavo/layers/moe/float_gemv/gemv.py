@@ -4,6 +4,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from octavo.errors import InvalidArgumentError
+from octavo.forms.float_experts import ExpertWeight
 from octavo.kernels.descriptor import describe_matrix
 from octavo.kernels.device import num_multiprocessors
 from octavo.kernels.launch import launch, overlaps
@@ -11,7 +12,6 @@ from octavo.layers.linear.gemv.tiling import ATOM_BYTES, TILE_ROWS, WARPS
 from octavo.layers.moe.float_gemv.kernel import Operands, RowShape, Shape, float_gemv_kernel
 from octavo.layers.moe.float_gemv.tiling import REGISTERS, choose_float_tiling, unsupported_reason
 from octavo.layers.moe.router import Choice
-from octavo.layers.moe.weight import ExpertWeight
 
 
 def gemv(

@@ -7,11 +7,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from octavo.forms.float8 import FLOAT8
+from octavo.forms.float_experts import ExpertWeight
 from octavo.kernels.device import nvidia_generation
-from octavo.layers.linear.float8.weight import FLOAT8
 from octavo.layers.linear.gemv.tiling import ATOM_BYTES, TILE_ROWS, WARPS, X_STEP
 from octavo.layers.moe.tiling import AnyExpertWeight
-from octavo.layers.moe.weight import ExpertWeight
 
 MAX_TOKENS = 4
 # Most registers of a thread: so two programs fit on an SM.

@@ -4,6 +4,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from octavo.errors import InvalidArgumentError
+from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight
 from octavo.kernels.descriptor import describe_matrix
 from octavo.kernels.device import num_multiprocessors
 from octavo.kernels.launch import launch, overlaps
@@ -15,7 +16,6 @@ from octavo.layers.moe.mxfp4_gemv.tiling import (
     copy_boxes,
     unsupported_reason,
 )
-from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
 from octavo.layers.moe.router import Choice
 
 

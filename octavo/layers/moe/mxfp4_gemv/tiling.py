@@ -7,8 +7,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight, num_spans
 from octavo.kernels.device import nvidia_generation
-from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight, num_spans
 from octavo.layers.moe.tiling import AnyExpertWeight
 
 # Columns of a result that a program computes at once. Tensor cores multiply twice as many rows of weights:

@@ -5,13 +5,13 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from octavo.errors import InvalidArgumentError
+from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight
 from octavo.kernels.descriptor import describe_matrix
 from octavo.kernels.device import num_multiprocessors
 from octavo.kernels.launch import launch, overlaps
 from octavo.kernels.rows import new_rows, readable_rows
 from octavo.layers.moe.mxfp4_many.kernel import Operands, Shape, expert_gemm_kernel
 from octavo.layers.moe.mxfp4_many.tiling import ATOM, TILE, Mxfp4ManyTiling, unsupported_reason
-from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
 
 # Two warpgroups multiply.
 NUM_WARPS = 8

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight
 from octavo.kernels.device import nvidia_generation
-from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
 from octavo.layers.moe.tiling import AnyExpertWeight
 
 # Rows of the weight in a tile: two warpgroups have 64 each.

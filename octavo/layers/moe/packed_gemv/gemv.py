@@ -4,6 +4,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from octavo.errors import InvalidArgumentError
+from octavo.forms.packed_experts import PackedExpertWeight
 from octavo.kernels.descriptor import describe_matrix
 from octavo.kernels.device import num_multiprocessors
 from octavo.kernels.launch import launch, overlaps
@@ -11,7 +12,6 @@ from octavo.layers.linear.gemv.tiling import TILE_ROWS
 from octavo.layers.linear.grouped.gemv.tiling import GROUP, SPAN, WARPS
 from octavo.layers.moe.packed_gemv.kernel import Operands, Shape, packed_expert_kernel
 from octavo.layers.moe.packed_gemv.tiling import REGISTERS, choose_tiling, unsupported_reason
-from octavo.layers.moe.packed_weight import PackedExpertWeight
 from octavo.layers.moe.router import Choice
 
 _ATOM = 16

@@ -7,10 +7,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from octavo.forms.packed_experts import PackedExpertWeight
 from octavo.kernels.device import nvidia_generation
 from octavo.layers.linear.gemv.tiling import TILE_ROWS
 from octavo.layers.linear.grouped.gemv.tiling import GROUP, SPAN, SPANS_AT_ONCE, WARPS
-from octavo.layers.moe.packed_weight import PackedExpertWeight
 from octavo.layers.moe.tiling import AnyExpertWeight
 
 REGISTERS = 80

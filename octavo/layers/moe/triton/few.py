@@ -8,12 +8,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.forms.float_experts import ExpertWeight
 from octavo.kernels.activation import gate_and_up
 from octavo.kernels.device import power_of_two
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.linear.skinny_tiling import Tiling
 from octavo.layers.moe.router import Choice
-from octavo.layers.moe.weight import ExpertWeight
 
 
 def few_gate_up(

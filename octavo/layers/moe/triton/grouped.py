@@ -14,11 +14,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from octavo.forms.float_experts import ExpertWeight
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.moe.tiling import GroupedTiling
 from octavo.layers.moe.triton.sort import SortedPairs
 from octavo.layers.moe.triton.tile import rows_of_tile, store_tile
-from octavo.layers.moe.weight import ExpertWeight
 
 
 def grouped_gemm(

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
-from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
 from octavo.layers.moe.router import Choice
 from octavo.layers.moe.tiling import FLOAT32_MXFP4_TILING, Mxfp4Tiling
 from octavo.layers.moe.triton.combine import combine_rows

@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.forms.packed_experts import PackedExpertWeight
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.linear.grouped.dequantise import halves_of
-from octavo.layers.moe.packed_weight import PackedExpertWeight
 from octavo.layers.moe.router import Choice
 from octavo.layers.moe.tiling import PackedTiling
 from octavo.layers.moe.triton.combine import combine_rows

@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.forms.packed_experts import PackedExpertWeight
 from octavo.kernels.activation import activate
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.linear.grouped.dequantise import read_pair, scaled
-from octavo.layers.moe.packed_weight import PackedExpertWeight
 from octavo.layers.moe.tiling import PackedTiling
 from octavo.layers.moe.triton.sort import SortedPairs
 from octavo.layers.moe.triton.tile import rows_of_tile

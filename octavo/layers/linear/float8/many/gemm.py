@@ -8,6 +8,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from octavo.errors import InvalidArgumentError
+from octavo.forms.float8 import Float8Weight
 from octavo.kernels.descriptor import describe_matrix, describe_rows
 from octavo.kernels.device import num_multiprocessors
 from octavo.kernels.launch import launch, overlaps
@@ -21,7 +22,6 @@ from octavo.layers.linear.float8.many.tiling import (
     unsupported_reason,
 )
 from octavo.layers.linear.float8.operands import check_product
-from octavo.layers.linear.float8.weight import Float8Weight
 
 # Registers of a thread before the warp that fetches gives most of its share to the warpgroups.
 _REGISTERS = 168

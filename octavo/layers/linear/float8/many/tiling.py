@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from functools import cache
 
+from octavo.forms.float8 import Float8Weight
 from octavo.kernels.device import nvidia_generation
-from octavo.layers.linear.float8.weight import Float8Weight
 
 # Rows of x of a tile and of a warpgroup.
 TILE_ROWS = 128

@@ -9,6 +9,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from octavo.errors import InvalidArgumentError
+from octavo.forms.packed import PLANE, GroupedWeight
 from octavo.kernels.device import num_multiprocessors, nvidia_generation
 from octavo.kernels.launch import launch, overlaps
 from octavo.layers.linear.grouped.few.kernel import Shape, few_linear_kernel
@@ -16,7 +17,6 @@ from octavo.layers.linear.grouped.medium import add_parts
 from octavo.layers.linear.grouped.operands import check_product
 from octavo.layers.linear.grouped.result import Result
 from octavo.layers.linear.grouped.tiling import FEW_MAX_ROWS, FewTiling, choose_few_tiling
-from octavo.layers.linear.grouped.weight import PLANE, GroupedWeight
 from octavo.layers.linear.operands import check_vector
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from octavo.errors import InvalidArgumentError
+from octavo.forms.packed import GroupedWeight
 from octavo.kernels.descriptor import describe_matrix
 from octavo.kernels.device import num_multiprocessors
 from octavo.kernels.launch import launch, overlaps
@@ -15,7 +16,6 @@ from octavo.layers.linear.gemv.tiling import TILE_ROWS, GemvTiling
 from octavo.layers.linear.grouped.gemv.kernel import packed_gemv_kernel
 from octavo.layers.linear.grouped.gemv.tiling import GROUP, SPAN, WARPS, choose_tiling, unsupported_reason
 from octavo.layers.linear.grouped.operands import check_product
-from octavo.layers.linear.grouped.weight import GroupedWeight
 from octavo.layers.linear.operands import check_vector
 
 _ATOM = 16

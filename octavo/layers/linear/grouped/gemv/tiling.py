@@ -2,9 +2,9 @@
 
 from functools import cache
 
+from octavo.forms.packed import GroupedWeight, span_of
 from octavo.kernels.device import nvidia_generation
 from octavo.layers.linear.gemv.tiling import TILE_ROWS, GemvTiling
-from octavo.layers.linear.grouped.weight import GroupedWeight, span_of
 
 # Columns of a span of 4-bit words, which has two groups, and spans of the row that all warps convert at once.
 SPAN = span_of(4)

@@ -10,6 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from octavo.errors import InvalidArgumentError
+from octavo.forms.packed import MOST_GROUPS, PLANE, TILE, GroupedWeight
 from octavo.kernels.descriptor import describe_matrix, describe_rows
 from octavo.kernels.device import num_multiprocessors
 from octavo.kernels.launch import launch, overlaps
@@ -24,7 +25,6 @@ from octavo.layers.linear.grouped.hopper.tiling import (
 )
 from octavo.layers.linear.grouped.operands import check_product
 from octavo.layers.linear.grouped.result import Result
-from octavo.layers.linear.grouped.weight import MOST_GROUPS, PLANE, TILE, GroupedWeight
 
 # Two warpgroups multiply. The TMA warp counts as a third one.
 NUM_WARPS = 8

@@ -45,12 +45,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from octavo.forms.packed import PLANE, TILE
 from octavo.kernels.ring import steps_under_way
 from octavo.layers.linear.grouped.hopper.parts import add_parts, leave_part, own_share, unit_at, units_of
 from octavo.layers.linear.grouped.hopper.results import Work, finish
 from octavo.layers.linear.grouped.hopper.tiling import ATOM, SPAN
 from octavo.layers.linear.grouped.hopper.unpack import unpacked
-from octavo.layers.linear.grouped.weight import PLANE, TILE
 
 _ATOM = gl.constexpr(ATOM)
 _TILE = gl.constexpr(TILE)

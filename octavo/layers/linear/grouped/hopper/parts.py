@@ -18,7 +18,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language import debug_barrier
 
-from octavo.layers.linear.grouped.weight import TILE
+from octavo.forms.packed import TILE
 
 _TILE = gl.constexpr(TILE)
 # Sums that are fetched at a time: of each thread 64, or 128 where it has registers for them.

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from octavo.forms.packed import TILE
 from octavo.kernels.activation import activate
-from octavo.layers.linear.grouped.weight import TILE
 
 _TILE = gl.constexpr(TILE)
 

@@ -6,8 +6,8 @@ from functools import cache
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
+from octavo.forms.packed import PLANE, TILE, GroupedWeight
 from octavo.kernels.device import nvidia_generation
-from octavo.layers.linear.grouped.weight import PLANE, TILE, GroupedWeight
 
 # Columns of K that lie side by side in shared memory, 128 bytes of x.
 ATOM = 64

@@ -13,8 +13,8 @@ So nothing moves between threads, and planes 2 a and 2 a + 1 are the 64 columns 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from octavo.forms.packed import TILE
 from octavo.layers.linear.grouped.hopper.tiling import ATOM
-from octavo.layers.linear.grouped.weight import TILE
 
 _ATOM = gl.constexpr(ATOM)
 _TILE = gl.constexpr(TILE)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from octavo.layers.linear.blocks.weight import BlockWeight
+from octavo.forms.blocks import BlockWeight
 
 PLANE = 32
 _WORD_BITS = 32

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo.layers.linear.grouped.weight import GroupedWeight
+from octavo.forms.packed import GroupedWeight
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from octavo.layers.linear.blocks.weight import BLOCK
-from octavo.layers.linear.mxfp4.weight import MXFP4
-from octavo.layers.linear.quantised import QuantisedWeight
+from octavo.forms.base import QuantisedWeight
+from octavo.forms.blocks import BLOCK
+from octavo.forms.mxfp4 import MXFP4
 
 
 @dataclass(frozen=True, slots=True)

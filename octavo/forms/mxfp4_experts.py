@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from octavo.forms.mxfp4 import BLOCK, Mxfp4Weight
 from octavo.kernels.device import nvidia_generation
-from octavo.layers.linear.mxfp4.weight import BLOCK, Mxfp4Weight
 
 LARGEST_EXPONENT = 128
 """Of MXFP4 experts on a GPU, 127 too large: kernels read scales 2 ** 126 times as large."""

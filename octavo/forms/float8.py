@@ -12,7 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from octavo.layers.linear.quantised import Storage
+from octavo.forms.base import Storage
 
 FLOAT8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FLOAT8).max

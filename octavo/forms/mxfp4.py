@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from octavo.errors import ConfigError, WeightsError
-from octavo.layers.linear.blocks.weight import BlockWeight
-from octavo.layers.linear.quantised import Storage
+from octavo.forms.base import Storage
+from octavo.forms.blocks import BlockWeight
 
 BLOCK = 32
 """Values that share an exponent; they take 16 bytes."""
