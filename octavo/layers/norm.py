@@ -37,7 +37,7 @@ class RMSNorm:
         if delta is not None and has_triton(delta):
             memory = self._parallel.memory_for(delta)
             if memory is not None:
-                from octavo.layers.triton.sum_norm import sum_rms_norm
+                from octavo.parallel.triton.sum_norm import sum_rms_norm
 
                 return sum_rms_norm(x, delta, self.weight, self.eps, memory)
         delta = self.whole(delta)

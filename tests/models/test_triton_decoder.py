@@ -104,7 +104,7 @@ def test_same_logits_by_row_invariant_products(case: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("case", CASES)
 def test_same_logits_of_a_token_alone_in_its_step(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rotation, store and attention in one kernel, between projections that pass for GEMVs."""
-    from octavo.layers.triton import alone
+    from octavo.attention.step import alone
 
     calls: list[Any] = []
 

@@ -26,6 +26,9 @@ from torch import Tensor
 from octavo.attention.cache import LayerCache
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
+from octavo.attention.step.rotate_store import join_pairs
+from octavo.attention.step.share import find_piece
+from octavo.attention.step.token import Rotation, load_weights, rotate, store_row
 from octavo.attention.triton import float8
 from octavo.attention.triton.arguments import empty_results, make_call
 from octavo.attention.triton.shapes import TileShape, alone_shape, padded_head_dim
@@ -42,9 +45,6 @@ from octavo.attention.triton.tiles import (
 )
 from octavo.kernels.device import num_multiprocessors, power_of_two
 from octavo.kernels.launch import launch, number_of, overlaps, start_next, wait_for_previous
-from octavo.layers.triton.rotary import join_pairs
-from octavo.layers.triton.share import find_piece
-from octavo.layers.triton.token import Rotation, load_weights, rotate, store_row
 
 # Numbers that a program merges at a time, each with its lse.
 _MERGED_VALUES = tl.constexpr(8192)

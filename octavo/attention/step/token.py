@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from octavo.attention.step.rotate_store import join_pairs, load_pairs, norm_pairs, rotate_pairs
 from octavo.attention.triton.store import round_to, scale_down
-from octavo.layers.triton.rotary import join_pairs, load_pairs, norm_pairs, rotate_pairs
 
 
 class Rotation(NamedTuple):
