@@ -24,7 +24,7 @@ from torch import Tensor
 
 from octavo import LLM, RequestOutput, SamplingParams
 from octavo.forms.float8 import quantise_rows
-from octavo.layers.linear.float8.on_cpu import Float8CpuLinear
+from octavo.gemm.cpu.float8_rows import Float8CpuLinear
 from octavo.models import resolve_model
 
 TYPES = "Q4_0,Q4_1,Q5_0,Q5_1,Q8_0"

@@ -66,7 +66,7 @@ def float32_flops() -> float:
 def block_flops() -> float:
     """Operations per second of Octavo's products with weights in blocks of 4 bits, all in a core's cache."""
     from octavo.forms.blocks import BlockWeight
-    from octavo.layers.linear.blocks.linear import BlockLinear, tiled
+    from octavo.gemm.cpu.block_linear import BlockLinear, tiled
 
     rows, columns = 1024, 512
     scales = torch.ones(rows, columns // 32, dtype=torch.float16)

@@ -10,8 +10,8 @@ from octavo.cli.loading import load
 from octavo.config import EngineConfig
 from octavo.engine.memory import gib
 from octavo.errors import ConfigError, EngineError
+from octavo.gemm.cpu.library import compile_failure
 from octavo.kernels.c.compile import cache_folder
-from octavo.layers.cpu.library import compile_failure
 from octavo.sampling_params import SamplingParams
 
 

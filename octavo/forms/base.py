@@ -5,10 +5,10 @@
     float8    float8 (e4m3) numbers; a scale for a row or a tile   float8.weight
     mxfp4     4-bit floats; a power of two for 32 of a row         mxfp4.weight
 
-A format of checkpoints hands out such weights (models.weights.QuantisedSource), and linear.choice makes
+A format of checkpoints hands out such weights (models.weights.QuantisedSource), and gemm.table makes
 layers that multiply them as they are. To add a kind: a file with its weight; a file with its layers, which
 has `unsupported_reason(device, dtype)`, `make_layer(weights, bias)` and a DESCRIPTION; a name in _LAYERS of
-linear.choice.
+gemm.table.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -25,7 +25,7 @@ class LayerWeight(Protocol):
 
     @property
     def kind(self) -> str:
-        """Name by which linear.choice finds layers."""
+        """Name by which gemm.table finds layers."""
         ...
 
     @property

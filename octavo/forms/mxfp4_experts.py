@@ -23,7 +23,7 @@ _PLACES = ((15, 8, 7, 6), (21, 14, 13, 12), (11, 4, 3, 2), (17, 10, 9, 0))
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4ExpertWeight:
-    """Weights [E, N, K] in MXFP4; K is a multiple of 32. See layers.linear.mxfp4.
+    """Weights [E, N, K] in MXFP4; K is a multiple of 32. See forms.mxfp4.
 
     Attributes:
         size: K.

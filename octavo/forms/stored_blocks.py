@@ -1,6 +1,6 @@
 """Weights in blocks, byte for byte as a GGUF file stores them.
 
-The C kernel needs the same bytes in another order (layers/cpu/tiles.c). Others unpack them first.
+The C kernel needs the same bytes in another order (gemm/cpu/c/tiles.c). Others unpack them first.
 """
 
 from collections.abc import Callable

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import rms_norm
 
 from octavo.kernels.device import has_triton
-from octavo.layers.cpu import layers as cpu_layers
+from octavo.layers import compiled_norm as cpu_layers
 from octavo.parallel import TensorParallel
 
 

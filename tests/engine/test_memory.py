@@ -15,7 +15,7 @@ from octavo.engine.memory import ExecutionPlan, plan_execution
 from octavo.errors import ConfigError, OutOfMemoryError
 from octavo.forms.base import Storage
 from octavo.forms.float8 import FLOAT8_ROWS
-from octavo.layers.linear import bfloat16
+from octavo.gemm.cpu import bfloat16
 from octavo.models import ModelConfig
 from octavo.parallel import TensorParallel
 

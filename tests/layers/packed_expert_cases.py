@@ -5,8 +5,8 @@ from grouped_cases import packed, random_blocks
 from torch import Tensor
 
 from octavo.forms.packed_experts import PackedExpertWeight
-from octavo.layers.linear.plain import PlainLinear
-from octavo.layers.moe.experts import ListedExperts
+from octavo.gemm.plain import PlainLinear
+from octavo.layers.experts import ListedExperts
 
 
 def packed_experts(

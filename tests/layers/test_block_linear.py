@@ -9,8 +9,8 @@ from cpu_kinds import for_kinds_of_cpus  # noqa: F401
 from octavo.forms.base import join_rows
 from octavo.forms.blocks import BLOCK, BlockWeight
 from octavo.forms.mxfp4 import Mxfp4Weight
-from octavo.layers.cpu.library import compile_failure
-from octavo.layers.linear.blocks.linear import BlockLinear, TiledBlocks, tiled
+from octavo.gemm.cpu.block_linear import BlockLinear, TiledBlocks, tiled
+from octavo.gemm.cpu.library import compile_failure
 
 pytestmark = pytest.mark.skipif(compile_failure() is not None, reason="needs a C compiler")
 

@@ -8,9 +8,9 @@ from compiled_figures import compiled_figures
 
 from octavo.errors import InvalidArgumentError
 from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight, num_spans
-from octavo.layers.moe.choice import choose_product
-from octavo.layers.moe.mxfp4_many import tiling
-from octavo.layers.moe.mxfp4_many.tiling import (
+from octavo.gemm.expert_table import choose_product
+from octavo.gemm.hopper.mxfp4 import mxfp4_rows_tiling as tiling
+from octavo.gemm.hopper.mxfp4.mxfp4_rows_tiling import (
     Mxfp4ManyTiling,
     choose_mxfp4_many_tiling,
     make_tiling,
@@ -65,7 +65,7 @@ def test_when_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_other_devices_do_without_it() -> None:
-    from octavo.layers.moe.mxfp4_many.gemm import expert_gemm
+    from octavo.gemm.hopper.mxfp4.mxfp4_rows import expert_gemm
 
     with pytest.raises(InvalidArgumentError, match="the GEMM of experts cannot run: it needs a Hopper"):
         expert_gemm(ROWS, weight(), torch.zeros(1, 4, dtype=torch.int32), make_tiling(64))

@@ -7,9 +7,9 @@ from torch import Tensor
 from triton_layer_cases import HAS_GPU, assert_as_good_as_torch, poisoned_memory, random, with_nan_behind
 
 from octavo.forms.packed import GroupedWeight
+from octavo.gemm.hopper.packed import packed_gemm as gemm
+from octavo.gemm.hopper.packed.packed_gemm_tiling import HopperMediumTiling, make_tiling
 from octavo.kernels import launch as triton_launch
-from octavo.layers.linear.grouped.hopper import gemm
-from octavo.layers.linear.grouped.hopper.tiling import HopperMediumTiling, make_tiling
 
 IS_HOPPER = HAS_GPU and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")]

@@ -15,8 +15,8 @@ from triton_layer_cases import (
 
 from octavo.errors import InvalidArgumentError
 from octavo.forms.float8 import Float8Weight, quantise, quantise_rows
-from octavo.layers.linear.float8.tiling import Float8Tiling, choose_tiling
-from octavo.layers.linear.skinny_tiling import Tiling
+from octavo.gemm.portable.float8_tiling import Float8Tiling, choose_tiling
+from octavo.gemm.portable.skinny_tiling import Tiling
 
 pytestmark = ignores_overflow
 # Height and width of a tile; 0: a scale for each row.
@@ -40,8 +40,8 @@ def check(x: Tensor, weight: Float8Weight, *, few: bool, **options) -> Tensor:
 
     few: by the skinny GEMM; else x is rounded to float8 first.
     """
-    from octavo.layers.linear.float8.gemm import float8_linear
-    from octavo.layers.linear.skinny import skinny_linear
+    from octavo.gemm.portable.float8_gemm import float8_linear
+    from octavo.gemm.portable.skinny import skinny_linear
 
     dtype, values, scales = x.dtype, *quantise_rows(x)
     exact_x = x.double() if few else values.double() * scales.double()
@@ -104,7 +104,7 @@ def test_sum_into_the_residual_stream(device: str, dtype: torch.dtype, few: bool
 
 @everywhere
 def test_a_row_does_not_depend_on_the_others(device: str, dtype: torch.dtype) -> None:
-    from octavo.layers.linear.float8.gemm import float8_linear
+    from octavo.gemm.portable.float8_gemm import float8_linear
 
     weight, x = make_weight(40, 96, (32, 32), device), random(5, 96, device=device, dtype=dtype)
     alone, together = (
@@ -162,8 +162,8 @@ def test_rows_with_what_is_no_number_show_it(
 
 @everywhere
 def test_refuses_what_does_not_fit(device: str, dtype: torch.dtype) -> None:
-    from octavo.layers.linear.float8.gemm import float8_linear
-    from octavo.layers.linear.skinny import skinny_linear
+    from octavo.gemm.portable.float8_gemm import float8_linear
+    from octavo.gemm.portable.skinny import skinny_linear
 
     x, weight = random(2, 64, device=device, dtype=dtype), make_weight(32, 64, (1, 0), device)
     values, scales = quantise_rows(x)

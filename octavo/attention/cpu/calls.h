@@ -1,4 +1,4 @@
-// What Python, the attention kernels and the decoder's layers (layers/cpu/stack.c) tell one another.
+// What Python, the attention kernels and the decoder's layers (gemm/cpu/c/stack.c) tell one another.
 
 #pragma once
 

@@ -19,9 +19,9 @@ from octavo.forms.mxfp4_experts import (
     pack_words,
 )
 from octavo.forms.packed_experts import PackedExpertWeight
-from octavo.layers.moe.experts import Experts
-from octavo.layers.moe.stacked import StackedExperts
-from octavo.layers.moe.tiling import AnyExpertWeight
+from octavo.gemm.portable.experts.expert_tiling import AnyExpertWeight
+from octavo.gemm.stacked_experts import StackedExperts
+from octavo.layers.experts import Experts
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.experts.packing import PackedStack
 from octavo.models.weights import Part
