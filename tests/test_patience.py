@@ -174,7 +174,7 @@ def test_tests_are_waited_for_while_they_work(tmp_path: Path) -> None:
         "timeout=1",
         str(tmp_path),
     ]
-    paths = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join([str(here / "support"), str(here.parent), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": paths}
     )
