@@ -33,8 +33,8 @@ def num_multiprocessors(device: torch.device) -> int:
 def nvidia_generation(device: torch.device) -> int:
     """Return the major number of an NVIDIA GPU's compute capability, 9 for Hopper; 0 for other devices.
 
-    The environment variable OCTAVO_GPU_GENERATION, read once, names an older generation, whose kernels are then
-    taken: so the portable ones can be measured and tested on a newer GPU.
+    The environment variable OCTAVO_GPU_GENERATION, read once, names an older generation whose kernels are
+    taken instead, so that the portable ones can be measured and tested on a newer GPU.
 
     Raises:
         ConfigError: the variable is not a generation from 8 to that of the GPU.
