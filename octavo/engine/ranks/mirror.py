@@ -94,7 +94,11 @@ class StepWriter:
         told.num_tokens += len(token_ids)
         told.block_ids, told.num_blocks = block_ids, len(block_ids)
         return Item(
-            *(told.number, item.start, item.num_new_tokens, item.samples, request.row),
+            number=told.number,
+            start=item.start,
+            num_new_tokens=item.num_new_tokens,
+            samples=item.samples,
+            row=request.row,
             token_ids=token_ids.tobytes(),
             block_ids=array("i", block_ids[first:]).tobytes(),
             are_all=are_all,
