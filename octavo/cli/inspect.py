@@ -7,8 +7,7 @@ from octavo.config import EngineConfig
 from octavo.engine.memory import ExecutionPlan, gib, plan_execution, plan_weights
 from octavo.engine.memory.weights import WeightGroup
 from octavo.errors import OutOfMemoryError
-from octavo.gemm.expert_table import describe_experts
-from octavo.gemm.table import describe_layers
+from octavo.gemm.make_linear import describe_experts, describe_layers
 from octavo.models import (
     ModelConfig,
     ModelSource,

@@ -1,4 +1,4 @@
-"""Weights that stay packed on a GPU: groups of columns share a scale and a minimum.
+"""Weights in blocks, packed in the order of a GPU's kernels: groups of columns share a scale and a minimum.
 
     weight = scale * q + min        q: 4 bits unsigned, or 8 bits signed
 
@@ -13,6 +13,7 @@ A thread loads 16 bytes, four words; each plane of them meets four neighbours of
 are two float16 in one word, times a power of two that brings the weights into float16's range.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from math import frexp, gcd
 from typing import Self
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from octavo.forms.base import Storage
 from octavo.forms.blocks import BlockWeight
 
 PLANE = 32
@@ -47,7 +49,7 @@ def group_of(bits: int, group: int) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupedWeight:
+class PackedWeight:
     """A weight [N, K], packed; G = groups of K columns, rounded up to whole spans.
 
     Attributes:
@@ -93,10 +95,36 @@ class GroupedWeight:
         arrivals = words.new_zeros(MOST_GROUPS * -(-words.shape[0] // TILE))
         return cls(bits, size, group, words, pairs, 2.0**-exponent, weight.order, arrivals)
 
+    @classmethod
+    def blank(cls, shape: tuple[int, int], storage: Storage, device: torch.device) -> Self:
+        """Return a weight whose numbers are not set: what decides by which products it is multiplied."""
+        rows, size = shape
+        group = group_of(storage.bits, storage.tile[1])
+        assert group is not None, f"{storage.form} cannot be packed"
+        num_spans = -(-size // span_of(storage.bits))
+        words = torch.empty(rows, num_spans * PLANE, dtype=torch.int32, device=device)
+        pairs = words.new_empty(num_spans * span_of(storage.bits) // group, rows)
+        return cls(storage.bits, size, group, words, pairs, 1.0, None, words[:0, 0])
+
+    @property
+    def kind(self) -> str:
+        """See LayerWeight."""
+        return "packed"
+
+    @property
+    def device(self) -> torch.device:
+        """See LayerWeight."""
+        return self.words.device
+
     @property
     def shape(self) -> tuple[int, int]:
         """(N, K)."""
         return self.words.shape[0], self.size
+
+    @property
+    def kernel_form(self) -> Hashable:
+        """What kernels are compiled for, beside the dtype of x."""
+        return self.bits, self.group, self.shape, self.order is None
 
     @property
     def nbytes(self) -> int:

@@ -1,9 +1,9 @@
 """The parts of a decoder: plain classes that hold tensors and are called with tensors; inference only."""
 
-from octavo.gemm.table import is_gemv, make_invariant_linear, make_linear, make_quantised_linear
-from octavo.layers.activation import ACTIVATIONS, activate_and_multiply
+from octavo.gemm.gated import ACTIVATIONS, activate_and_multiply
+from octavo.gemm.make_linear import make_invariant_linear, make_linear, make_quantised_linear
 from octavo.layers.attention import AttentionLayer
-from octavo.layers.block import kernels_of, make_input, make_output
+from octavo.layers.block import BlockInput, BlockOutput
 from octavo.layers.embedding import Embedding, LMHead, vocabulary_shard
 from octavo.layers.feed_forward import FeedForward
 from octavo.layers.layer_options import LayerOptions
@@ -17,6 +17,8 @@ __all__ = [
     "ACTIVATIONS",
     "AttentionLayer",
     "AttentionStep",
+    "BlockInput",
+    "BlockOutput",
     "Embedding",
     "FeedForward",
     "HeadRMSNorm",
@@ -29,12 +31,8 @@ __all__ = [
     "activate_and_multiply",
     "interleave_halves",
     "inverse_frequencies",
-    "is_gemv",
-    "kernels_of",
-    "make_input",
     "make_invariant_linear",
     "make_linear",
-    "make_output",
     "make_quantised_linear",
     "make_step",
     "rotate_",

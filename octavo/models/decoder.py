@@ -15,7 +15,6 @@ from octavo.layers import (
     FeedForward,
     LMHead,
     Rotary,
-    kernels_of,
     make_step,
 )
 from octavo.layers.compiled_stack import LayerStack
@@ -46,7 +45,7 @@ class DecoderLayer:
             options.rope,
             options.softcap,
             options.sinks is not None,
-            *map(kernels_of, (self.attention.qkv_proj, self.attention.o_proj)),
+            *(self.attention.qkv_proj.kind, self.attention.o_proj.kind),
             self.feed_forward.kind,
         )
 

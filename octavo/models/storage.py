@@ -8,8 +8,7 @@ import torch
 from octavo.errors import ConfigError
 from octavo.forms.base import Storage
 from octavo.forms.float8 import FLOAT8_ROWS
-from octavo.gemm.expert_table import unstackable_reason
-from octavo.gemm.table import looks_up, multiplies
+from octavo.gemm.make_linear import looks_up, multiplies, unstackable_reason
 
 _VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 # Projections that one product multiplies: all stay quantised, or none does.

@@ -6,8 +6,8 @@ from alone_cases import AloneCase
 from overlaps import check_overlap
 
 from octavo.attention.float8 import FLOAT8
-from octavo.gemm.fused import product_of
-from octavo.gemm.table import choose_gemm
+from octavo.gemm.gpu_linear import GpuLinear
+from octavo.gemm.product import find
 from octavo.kernels import launch
 from octavo.layers.steps.triton import TritonStep
 
@@ -99,9 +99,10 @@ class Chain:
         self.hidden = torch.empty(len(self.case.qkv), 1024, dtype=torch.bfloat16, device="cuda")
         self.start = torch.randn_like(self.hidden)
         self.rotations = torch.stack((self.case.angles.cos(), self.case.angles.sin()))
-        gemm = choose_gemm(self.hidden, self.weights[0][0])
-        assert gemm in ("gemv", "skinny", "hopper")
-        self.product = product_of(gemm)
+        weight = self.weights[0][0]
+        product = find(GpuLinear(weight).products, self.hidden, weight)
+        assert product.name in ("gemv", "skinny", "hopper")
+        self.product = product.run
 
     def run(self):
         self.hidden.copy_(self.start)

@@ -15,7 +15,7 @@ from octavo.engine.memory import ExecutionPlan, plan_execution
 from octavo.errors import ConfigError, OutOfMemoryError
 from octavo.forms.base import Storage
 from octavo.forms.float8 import FLOAT8_ROWS
-from octavo.gemm.cpu import bfloat16
+from octavo.gemm.cpu import matrix_units
 from octavo.models import ModelConfig
 from octavo.parallel import TensorParallel
 
@@ -197,9 +197,9 @@ def quantization_of(model_dtype: str = "bfloat16", stored: Storage | None = None
 def test_a_cpu_with_matrix_units_multiplies_bfloat16_checkpoints_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
-    monkeypatch.setattr(bfloat16, "is_amd", lambda: False)
+    monkeypatch.setattr(matrix_units, "is_amd", lambda: False)
     assert quantization_of() == "auto", "Intel's are slower in bfloat16 without AMX"
-    monkeypatch.setattr(bfloat16, "is_amd", lambda: True)
+    monkeypatch.setattr(matrix_units, "is_amd", lambda: True)
     assert quantization_of() == "bf16"
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     assert quantization_of() == "auto", "AMD's without AVX512-BF16 have no products in bfloat16"

@@ -9,11 +9,11 @@ from torch import Tensor
 from octavo.forms.blocks import BlockWeight
 from octavo.forms.mxfp4 import Mxfp4Weight
 from octavo.gemm.cpu.block_linear import make_layer
+from octavo.gemm.cpu.compiled_norm import compiled_layers
 from octavo.gemm.cpu.library import compile_failure
 from octavo.gemm.expert_choice import Choice
-from octavo.gemm.plain import Linear, PlainLinear
+from octavo.gemm.linear import Linear, PlainLinear
 from octavo.kernels.clamped_swiglu import NAME as CLAMPED
-from octavo.layers.compiled_norm import compiled_layers
 from octavo.layers.experts import ListedExperts
 from octavo.layers.router import choose_by_logits
 
@@ -120,7 +120,7 @@ def test_what_is_no_number_stays_in_its_token(value: float, activation: str) -> 
 @pytest.mark.parametrize("size", [1, 7, 16, 100])
 def test_the_clamped_activation_of_any_number(size: int) -> None:
     """Through identities: of large, small and ordinary numbers, as in PyTorch."""
-    from octavo.layers.activation import activate_and_multiply
+    from octavo.gemm.gated import activate_and_multiply
 
     numbers = torch.tensor([0.0, -0.0, 1.5, -3.0, 7.0, 7.5, 200.0, -200.0, 1e30, -1e30, 6.9, -6.9])
     x = torch.zeros(size, HIDDEN)

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from chosen_products import expert_product_name, take_for_hopper
 from compiled_figures import compiled_figures
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
 from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight, num_spans, pack_words
 from octavo.gemm.expert_choice import Choice
-from octavo.gemm.expert_table import choose_product
 from octavo.gemm.hopper.mxfp4 import mxfp4_gemv_tiling as tiling
 from octavo.gemm.hopper.mxfp4.mxfp4_gemv_tiling import (
     COLUMNS,
@@ -36,7 +36,7 @@ def weight(rows: int = 64, columns: int = 256, number: int = 4) -> Mxfp4ExpertWe
 @pytest.fixture
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors on the CPU pass for tensors on a Hopper GPU."""
-    monkeypatch.setattr(tiling, "nvidia_generation", lambda device: 9)
+    take_for_hopper(monkeypatch, tiling)
 
 
 def test_of_gpt_oss_gate_up_and_down_fit_an_sm_but_never_two_gate_ups() -> None:
@@ -79,7 +79,7 @@ def test_who_multiplies_a_single_token(on_hopper: None) -> None:
     weights = (weight(), weight())
 
     def product(x: Tensor, *weights: Mxfp4ExpertWeight, chosen: int = 4, deterministic: bool = False) -> str:
-        return choose_product(x, weights, chosen, rows_per_expert=0.1, deterministic=deterministic)
+        return expert_product_name(x, weights, chosen, rows_per_expert=0.1, deterministic=deterministic)
 
     assert product(ROW, *weights) == "gemv"
     assert product(ROW.expand(2, -1), *weights) == "few"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from chosen_products import expert_product_name, take_for_hopper
 from compiled_figures import compiled_figures
 from torch import Tensor
 from torch.torch_version import TorchVersion
@@ -12,7 +13,6 @@ from torch.torch_version import TorchVersion
 from octavo.errors import InvalidArgumentError
 from octavo.forms.float_experts import ExpertWeight
 from octavo.gemm.expert_choice import Choice
-from octavo.gemm.expert_table import choose_product
 from octavo.gemm.hopper.floats import expert_gemv_tiling as tiling
 from octavo.gemm.hopper.floats.dense_gemv_tiling import WARPS, X_STEP
 from octavo.gemm.hopper.floats.expert_gemv_tiling import (
@@ -44,7 +44,7 @@ def weight(
 @pytest.fixture
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors on the CPU pass for tensors on a Hopper GPU."""
-    monkeypatch.setattr(tiling, "nvidia_generation", lambda device: 9)
+    take_for_hopper(monkeypatch, tiling)
 
 
 def test_gate_up_and_down_fit_an_sm_but_never_two_gate_ups() -> None:
@@ -99,7 +99,7 @@ def test_what_the_kernel_can_read(on_hopper: None) -> None:
 
 def test_who_multiplies_a_few_tokens(on_hopper: None) -> None:
     def product(x: Tensor, *weights: ExpertWeight, chosen: int = 4, deterministic: bool = False) -> str:
-        return choose_product(x, weights, chosen, rows_per_expert=0.1, deterministic=deterministic)
+        return expert_product_name(x, weights, chosen, rows_per_expert=0.1, deterministic=deterministic)
 
     pair = weight(), weight()
     assert [product(ROWS[:number], *pair) for number in (1, 2, 4, 5)] == [

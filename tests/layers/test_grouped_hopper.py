@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
-from octavo.forms.packed import MOST_GROUPS, TILE, GroupedWeight
+from octavo.forms.packed import MOST_GROUPS, TILE, PackedWeight
 from octavo.gemm.hopper.packed import packed_gemm_tiling as hopper_tiling
 from octavo.gemm.hopper.packed.packed_gemm_tiling import (
     ATOM,
@@ -65,7 +65,7 @@ def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper_tiling, "nvidia_generation", lambda device: 9)
 
 
-def weight_of(num_rows: int, size: int, **options) -> GroupedWeight:
+def weight_of(num_rows: int, size: int, **options) -> PackedWeight:
     return packed(random_blocks(num_rows, size, **options), "cpu")
 
 

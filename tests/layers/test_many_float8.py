@@ -1,19 +1,21 @@
 """The GEMM of many float8 rows on a CPU: when it is chosen, its tilings, and the kernel as compiled."""
 
+from functools import partial
 from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 import triton_layer_cases  # noqa: F401  (skips where there is no Triton)
+from chosen_products import product_name, take_for_hopper
 from compiled_figures import compiled_figures
 
 from octavo.errors import InvalidArgumentError
 from octavo.forms.float8 import FLOAT8, Float8Weight
 from octavo.gemm.hopper.float8 import many_tiling
 from octavo.gemm.hopper.float8.many_tiling import choose_tiling, unsupported_reason
-from octavo.gemm.portable.float8_tiling import choose_path
 
+choose_path = partial(product_name, hopper=["many"])
 # Of an SM, but for the system's.
 SHARED_BYTES = 227 * 1024
 
@@ -21,7 +23,7 @@ SHARED_BYTES = 227 * 1024
 @pytest.fixture
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors on the CPU pass for tensors on a Hopper GPU."""
-    monkeypatch.setattr(many_tiling, "nvidia_generation", lambda device: 9)
+    take_for_hopper(monkeypatch, many_tiling)
 
 
 def float8(num_rows: int, size: int, height: int = 1, width: int | None = None) -> Float8Weight:

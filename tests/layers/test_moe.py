@@ -2,16 +2,16 @@
 
 import pytest
 import torch
+from chosen_products import expert_product_name
 from torch import Tensor
 from torch.nn.functional import silu
 
 from octavo.forms.float_experts import ExpertWeight
 from octavo.forms.packed_experts import PackedExpertWeight
 from octavo.gemm.expert_choice import Choice
-from octavo.gemm.expert_table import choose_product
-from octavo.gemm.plain import PlainLinear
+from octavo.gemm.linear import PlainLinear
+from octavo.gemm.make_linear import make_linear
 from octavo.gemm.portable.experts.expert_tiling import row_slots
-from octavo.gemm.table import make_linear
 from octavo.layers.expert_feed_forward import ExpertFeedForward
 from octavo.layers.experts import ListedExperts, combine
 from octavo.layers.norm import RMSNorm
@@ -166,7 +166,7 @@ def test_products_by_the_number_of_tokens() -> None:
     def products(weight: ExpertWeight | PackedExpertWeight, *, deterministic: bool = False) -> list[str]:
         options = {"rows_per_expert": 1000, "deterministic": deterministic}
         rows = (torch.zeros(number, 16) for number in (1, 2, 4, 5, 128))
-        return [choose_product(x, (weight, weight), 2, **options) for x in rows]
+        return [expert_product_name(x, (weight, weight), 2, **options) for x in rows]
 
     assert products(plain) == ["few"] * 3 + ["grouped"] * 2
     assert products(packed) == ["few"] * 2 + ["grouped"] * 3

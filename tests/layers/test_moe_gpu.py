@@ -12,7 +12,7 @@ from triton_layer_cases import HAS_GPU, assert_as_good_as_torch
 from octavo import LLM, SamplingParams
 from octavo.forms.float_experts import ExpertWeight
 from octavo.gemm.expert_choice import Choice
-from octavo.gemm.plain import PlainLinear
+from octavo.gemm.linear import PlainLinear
 from octavo.gemm.portable.experts.expert_tiling import GroupedTiling
 from octavo.gemm.stacked_experts import StackedExperts
 from octavo.kernels import launch as triton_launch

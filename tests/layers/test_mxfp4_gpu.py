@@ -15,7 +15,7 @@ from octavo import LLM, SamplingParams
 from octavo.attention import AttentionMetadata, LayerCache, paged_attention
 from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight, pack_exponents, pack_words
 from octavo.gemm.expert_choice import Choice
-from octavo.gemm.plain import PlainLinear
+from octavo.gemm.linear import PlainLinear
 from octavo.gemm.portable.experts.expert_tiling import Mxfp4Tiling
 from octavo.gemm.stacked_experts import StackedExperts
 from octavo.layers import RMSNorm

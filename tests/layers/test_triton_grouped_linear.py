@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+from chosen_products import product_name
 from grouped_cases import both_ways, options_of, packed, random_blocks
 from triton_layer_cases import (
     PLACES,
@@ -14,11 +15,10 @@ from triton_layer_cases import (
 )
 
 from octavo.errors import InvalidArgumentError
-from octavo.forms.packed import GroupedWeight, group_of
+from octavo.forms.packed import PackedWeight, group_of
 from octavo.gemm.portable.packed.packed_tiling import (
     MediumTiling,
     choose_few_tiling,
-    choose_grouped_gemm,
     choose_medium_tiling,
 )
 
@@ -63,9 +63,10 @@ def test_groups_that_cannot_be_packed() -> None:
 
 @pytest.mark.compiled
 def test_numbers_of_rows_choose_the_product() -> None:
-    assert [choose_grouped_gemm(rows) for rows in (1, 16)] == ["few", "few"]
-    assert choose_grouped_gemm(17) == "medium"
-    assert choose_grouped_gemm(8192) == "plain"
+    weight = packed(random_blocks(64, 256, group=64), "cpu")
+    assert [product_name(rows, weight) for rows in (1, 16)] == ["few", "few"]
+    assert product_name(17, weight) == "medium"
+    assert product_name(8192, weight) == "dequantised"
     for rows, weight_rows in ((1, 64), (17, 4096), (300, 24576)):
         tiling = choose_medium_tiling(rows, weight_rows)
         assert all(value & value - 1 == 0 for value in (tiling.rows, tiling.columns, tiling.num_splits))
@@ -191,5 +192,5 @@ def test_tilings_of_few_rows(size: int, group: int) -> None:
 def test_it_is_a_weight_of_its_own() -> None:
     """Words take half a byte a number; scales and minimums four bytes a group."""
     weight = packed(random_blocks(64, 512, group=128), "cpu")
-    assert isinstance(weight, GroupedWeight)
+    assert isinstance(weight, PackedWeight)
     assert weight.nbytes == 64 * 512 * (0.5 + 4 / 128)

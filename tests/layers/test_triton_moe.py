@@ -9,7 +9,7 @@ from triton_layer_cases import assert_as_good_as_torch, everywhere, ignores_over
 from octavo.forms.float8 import quantise_rows
 from octavo.forms.float_experts import ExpertWeight
 from octavo.gemm.expert_choice import Choice
-from octavo.gemm.plain import PlainLinear
+from octavo.gemm.linear import PlainLinear
 from octavo.gemm.portable.experts.expert_tiling import GroupedTiling
 from octavo.gemm.stacked_experts import StackedExperts
 from octavo.layers.experts import ListedExperts, combine

@@ -12,7 +12,7 @@ from octavo.forms.float_experts import ExpertWeight
 from octavo.forms.mxfp4 import Mxfp4Weight
 from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight, pack_exponents, pack_words
 from octavo.gemm.expert_choice import Choice
-from octavo.gemm.plain import PlainLinear
+from octavo.gemm.linear import PlainLinear
 from octavo.gemm.portable.experts.expert_tiling import Mxfp4Tiling
 from octavo.gemm.stacked_experts import StackedExperts
 from octavo.layers.experts import ListedExperts, combine

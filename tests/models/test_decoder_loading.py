@@ -15,6 +15,7 @@ from decoder_harness import (
 
 from octavo.attention import AttentionMetadata, KVCache
 from octavo.errors import ConfigError, InvalidArgumentError, WeightsError
+from octavo.gemm.cpu.mkl import MklLinear
 from octavo.models import ModelConfig, builder, parameter_shapes
 from octavo.models.one_thread import one_thread
 
@@ -226,7 +227,9 @@ def test_attention_knows_whether_it_is_between_gemvs(
     config = config_of()
     widths = {"qkv": 64, "o": 32}
     monkeypatch.setattr(
-        builder, "is_gemv", lambda linear: linear(torch.zeros(1, 32)).shape[1] in [widths[x] for x in gemvs]
+        MklLinear,
+        "has_gemv",
+        property(lambda linear: linear(torch.zeros(1, 32)).shape[1] in [widths[x] for x in gemvs]),
     )
     decoder = make_decoder(config, random_weights(config))
     assert [layer.attention.options.has_gemvs for layer in decoder.layers] == [len(gemvs) == 2] * 2

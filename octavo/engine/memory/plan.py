@@ -15,8 +15,8 @@ from octavo.engine.memory.weights import dequantised_forms, weight_groups
 from octavo.engine.memory.working import cpu_working_bytes, gpu_working_bytes, rank_share
 from octavo.errors import ConfigError, OutOfMemoryError
 from octavo.forms.base import Storage
-from octavo.gemm.cpu.bfloat16 import outruns_float32
-from octavo.gemm.table import multiplies
+from octavo.gemm.cpu.matrix_units import outruns_float32
+from octavo.gemm.make_linear import multiplies
 from octavo.models import ModelConfig, kv_bytes_per_token, parameter_shapes
 from octavo.models.storage import kept_storage
 from octavo.parallel import TensorParallel

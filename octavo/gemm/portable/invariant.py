@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.gemm.linear import UnfusedLinear
 from octavo.gemm.operands import check_operands
 from octavo.gemm.portable.invariant_tiling import InvariantTiling, choose_tiling
 from octavo.kernels.device import num_multiprocessors
@@ -67,7 +68,7 @@ def invariant_linear(
     return out
 
 
-class InvariantLinear:
+class InvariantLinear(UnfusedLinear):
     """y = x W^T + b, each row by itself; see invariant_linear."""
 
     def __init__(

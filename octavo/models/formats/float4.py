@@ -170,7 +170,7 @@ class _Nvfp4Matrix(_Matrix):
         """See StoredMatrix: a byte for a number, and a float32, or two float16 on a GPU, for a group."""
         num_bytes = 1 + 4 / self.group
         form = f"NVFP4 in groups of {self.group}, as 8 bits"
-        return Storage("blocks", num_bytes, bytes_on_gpu=num_bytes, form=form)
+        return Storage("blocks", num_bytes, bytes_on_gpu=num_bytes, form=form, tile=(1, self.group))
 
     def read(self, rows: Part, columns: Part, device: torch.device) -> QuantisedWeight:
         """See StoredMatrix.

@@ -147,7 +147,7 @@ class _Matrix:
             return FLOAT8_ROWS
         height, width = self.tile
         form = f"float8, a scale for each {height} x {width}"
-        return Storage("float8", 1 + 4 / (height * width), form=form)
+        return Storage("float8", 1 + 4 / (height * width), form=form, tile=self.tile)
 
     def read(self, rows: Part, columns: Part, device: torch.device) -> Float8Weight:
         """See StoredMatrix; rows can be cut anywhere, columns between tiles, or inside one that has all."""

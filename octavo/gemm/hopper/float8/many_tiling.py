@@ -44,9 +44,14 @@ class ManyTiling:
 
 
 def unsupported_reason(weight: Float8Weight) -> str | None:
-    """Return why this GEMM cannot run with a weight [N, K], or None if it can. Called per layer and step."""
+    """Return why this GEMM cannot run with a weight [N, K], or None if it can."""
     if nvidia_generation(weight.device) != 9:
         return f"it needs a Hopper GPU (compute capability 9.0), got a weight on {weight.device}"
+    return misfit(weight)
+
+
+def misfit(weight: Float8Weight) -> str | None:
+    """Return why a Hopper GPU's GEMM of many float8 rows cannot multiply by a weight, or None if it can."""
     num_rows, size = weight.shape
     if (weight.height, weight.width) == (1, size):
         fits = num_rows % 16 == size % 16 == 0

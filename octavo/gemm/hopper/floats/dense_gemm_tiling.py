@@ -46,14 +46,16 @@ class HopperTiling:
 
 
 def unsupported_reason(x: Tensor, weight: Tensor | Float8Weight) -> str | None:
-    """Return why the GEMM for Hopper GPUs cannot run with x [M, K] and weight [N, K], or None if it can.
-
-    Called per layer and step.
-    """
-    if isinstance(weight, Float8Weight):
-        return _float8_operands_reason(x, weight)
+    """Return why the GEMM for Hopper GPUs cannot run with x [M, K] and weight [N, K], or None if it can."""
     if nvidia_generation(weight.device) != 9:
         return f"it needs a Hopper GPU (compute capability 9.0), got a weight on {weight.device}"
+    return misfit(x, weight)
+
+
+def misfit(x: Tensor, weight: Tensor | Float8Weight) -> str | None:
+    """Return why a Hopper GPU's GEMM cannot multiply x [M, K] by weight [N, K]; called per layer and step."""
+    if isinstance(weight, Float8Weight):
+        return float8_misfit(weight) or _float8_rows_misfit(x, weight)
     x_shape, weight_shape = x.shape, weight.shape
     if (
         len(x_shape) == len(weight_shape) == 2
@@ -78,10 +80,8 @@ def unsupported_reason(x: Tensor, weight: Tensor | Float8Weight) -> str | None:
     )
 
 
-def float8_unsupported_reason(weight: Float8Weight) -> str | None:
-    """Return why the GEMM for Hopper GPUs cannot run with a float8 weight [N, K], or None if it can."""
-    if nvidia_generation(weight.device) != 9:
-        return f"it needs a Hopper GPU (compute capability 9.0), got a weight on {weight.device}"
+def float8_misfit(weight: Float8Weight) -> str | None:
+    """Return why a Hopper GPU's GEMM cannot multiply float8 rows by a weight [N, K], or None if it can."""
     num_rows, size = weight.shape
     if num_rows % 32 == size % ATOM_BYTES == 0 and weight.width in (ATOM_BYTES, size):
         return None
@@ -91,10 +91,7 @@ def float8_unsupported_reason(weight: Float8Weight) -> str | None:
     )
 
 
-def _float8_operands_reason(x: Tensor, weight: Float8Weight) -> str | None:
-    reason = float8_unsupported_reason(weight)
-    if reason is not None:
-        return reason
+def _float8_rows_misfit(x: Tensor, weight: Float8Weight) -> str | None:
     if x.dtype == FLOAT8 and x.is_contiguous() and x.shape[1:] == weight.shape[1:]:
         return None
     return f"x must be contiguous float8 [M, {weight.shape[1]}], got {list(x.shape)} {x.dtype}"

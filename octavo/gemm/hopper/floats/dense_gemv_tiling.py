@@ -45,13 +45,15 @@ class GemvTiling:
 
 
 def unsupported_reason(weight: Tensor | Float8Weight) -> str | None:
-    """Return why the GEMV cannot run with a weight [N, K] and a row in half precision, or None if it can.
+    """Return why the GEMV cannot run with a weight [N, K] and a row in half precision, or None if it can."""
+    if nvidia_generation(weight.device) != 9:
+        return f"it needs a Hopper GPU (compute capability 9.0), got a weight on {weight.device}"
+    return misfit(weight)
 
-    Called per layer and step.
-    """
+
+def misfit(weight: Tensor | Float8Weight) -> str | None:
+    """Return why the GEMV cannot multiply by a weight [N, K] on a Hopper GPU, or None if it can."""
     values = weight.values if isinstance(weight, Float8Weight) else weight
-    if nvidia_generation(values.device) != 9:
-        return f"it needs a Hopper GPU (compute capability 9.0), got a weight on {values.device}"
     size = values.shape[1]
     if isinstance(weight, Float8Weight):
         fits = values.dtype == FLOAT8 and (weight.width >= size or weight.width % ATOM_BYTES == 0)

@@ -1,16 +1,15 @@
 """Where the GEMV of experts in floats runs, and how it is tiled. Importing this imports no Triton."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
+from octavo.forms.base import ExpertsWeight
 from octavo.forms.float8 import FLOAT8
 from octavo.forms.float_experts import ExpertWeight
 from octavo.gemm.hopper.floats.dense_gemv_tiling import ATOM_BYTES, TILE_ROWS, WARPS, X_STEP
-from octavo.gemm.portable.experts.expert_tiling import AnyExpertWeight
 from octavo.kernels.device import nvidia_generation
 
 MAX_TOKENS = 4
@@ -41,20 +40,7 @@ class FloatTiling:
     stages: int
 
 
-def can_stream(x: Tensor, weights: Sequence[AnyExpertWeight], num_chosen: int) -> bool:
-    """Return whether this GEMV takes a step's tokens; see choice.choose_product."""
-    return all(
-        len(x) <= most_tokens(weight) and unsupported_reason(x, weight, summed) is None
-        for weight, summed in zip(weights, (1, num_chosen), strict=True)
-    )
-
-
-def most_tokens(weight: AnyExpertWeight) -> int:
-    """Return up to how many tokens it is the fastest, by measurement on an H200."""
-    return MAX_TOKENS if isinstance(weight, ExpertWeight) and weight.scales is not None else 1
-
-
-def unsupported_reason(x: Tensor, weight: AnyExpertWeight, summed: int) -> str | None:
+def unsupported_reason(x: Tensor, weight: ExpertsWeight, summed: int) -> str | None:
     """Return why the GEMV cannot run, or None if it can. Called per layer and step.
 
     Args:
@@ -62,11 +48,16 @@ def unsupported_reason(x: Tensor, weight: AnyExpertWeight, summed: int) -> str |
         weight: [E, N, K], of gate and up, or of down.
         summed: see choose_float_tiling.
     """
+    if nvidia_generation(weight.device) != 9:
+        return f"it needs a Hopper GPU (compute capability 9.0), got a weight on {weight.device}"
+    return misfit(x, weight, summed)
+
+
+def misfit(x: Tensor, weight: ExpertsWeight, summed: int) -> str | None:
+    """Return why a Hopper GPU's GEMV cannot run, or None if it can; arguments as for unsupported_reason."""
     if not isinstance(weight, ExpertWeight) or weight.bias is not None:
         return "it needs experts in bfloat16, float16 or float8, without biases"
     values = weight.values
-    if nvidia_generation(values.device) != 9:
-        return f"it needs a Hopper GPU (compute capability 9.0), got a weight on {values.device}"
     if not 0 < len(x) <= MAX_TOKENS:
         return f"it needs 1 to {MAX_TOKENS} tokens, got {len(x)}"
     _, num_rows, size = weight.shape

@@ -1,14 +1,13 @@
 """Where the GEMV of a single token's experts runs, and how it is tiled. Importing this imports no Triton."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
+from octavo.forms.base import ExpertsWeight
 from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight, num_spans
-from octavo.gemm.portable.experts.expert_tiling import AnyExpertWeight
 from octavo.kernels.device import nvidia_generation
 
 # Columns of a result that a program computes at once. Tensor cores multiply twice as many rows of weights:
@@ -44,12 +43,7 @@ class Mxfp4GemvTiling:
     stages: int
 
 
-def can_stream(x: Tensor, weights: Sequence[AnyExpertWeight], num_chosen: int) -> bool:
-    """Return whether this GEMV takes a step's tokens; see choice.choose_product."""
-    return len(x) == 1 and all(unsupported_reason(x, weight, num_chosen) is None for weight in weights)
-
-
-def unsupported_reason(x: Tensor, weight: AnyExpertWeight, num_chosen: int) -> str | None:
+def unsupported_reason(x: Tensor, weight: ExpertsWeight, num_chosen: int) -> str | None:
     """Return why the GEMV cannot run, or None if it can. Called per layer and step.
 
     Args:
@@ -57,10 +51,15 @@ def unsupported_reason(x: Tensor, weight: AnyExpertWeight, num_chosen: int) -> s
         weight: [E, N, K].
         num_chosen: k.
     """
+    if nvidia_generation(weight.device) != 9:
+        return f"it needs a Hopper GPU (compute capability 9.0), got a weight on {weight.device}"
+    return misfit(x, weight, num_chosen)
+
+
+def misfit(x: Tensor, weight: ExpertsWeight, num_chosen: int) -> str | None:
+    """Return why a Hopper GPU's GEMV cannot run, or None if it can; arguments as for unsupported_reason."""
     if not isinstance(weight, Mxfp4ExpertWeight):
         return "it needs experts in MXFP4"
-    if nvidia_generation(weight.words.device) != 9:
-        return f"it needs a Hopper GPU (compute capability 9.0), got a weight on {weight.words.device}"
     _, num_rows, size = weight.shape
     if (
         x.dtype == torch.bfloat16

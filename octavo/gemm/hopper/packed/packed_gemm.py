@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from octavo.errors import InvalidArgumentError
-from octavo.forms.packed import MOST_GROUPS, PLANE, TILE, GroupedWeight
+from octavo.forms.packed import MOST_GROUPS, PLANE, TILE, PackedWeight
 from octavo.gemm.hopper.packed.packed_gemm_kernel import Shape, hopper_medium_kernel
 from octavo.gemm.hopper.packed.packed_gemm_tiling import (
     ATOM,
@@ -32,7 +32,7 @@ NUM_WARPS = 8
 
 def hopper_medium_linear(
     x: Tensor,
-    weight: GroupedWeight,
+    weight: PackedWeight,
     bias: Tensor | None = None,
     *,
     activation: str | None = None,
@@ -103,7 +103,7 @@ def _words(words: Tensor, *, is_gated: bool) -> TensorDescriptor:
     return describe_matrix(by_turns, [TILE // 16, 2, 8, PLANE])
 
 
-def _pairs(weight: GroupedWeight, *, is_gated: bool) -> TensorDescriptor:
+def _pairs(weight: PackedWeight, *, is_gated: bool) -> TensorDescriptor:
     """Describe scales and minimums in the same order."""
     groups = SPAN // weight.group
     if not is_gated:

@@ -6,7 +6,7 @@ from functools import cache
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
-from octavo.forms.packed import PLANE, TILE, GroupedWeight
+from octavo.forms.packed import PLANE, TILE, PackedWeight
 from octavo.kernels.device import nvidia_generation
 
 # Columns of K that lie side by side in shared memory, 128 bytes of x.
@@ -67,13 +67,15 @@ class HopperMediumTiling:
         return 168 if self.per_sm == 1 else 80
 
 
-def unsupported_reason(x: Tensor, weight: GroupedWeight, *, is_gated: bool) -> str | None:
-    """Return why Hopper's kernel cannot multiply x [M, K] and a packed weight, or None if it can.
-
-    Called per layer and step.
-    """
+def unsupported_reason(x: Tensor, weight: PackedWeight, *, is_gated: bool) -> str | None:
+    """Return why Hopper's kernel cannot multiply x [M, K] and a packed weight, or None if it can."""
     if nvidia_generation(weight.words.device) != 9:
         return f"it needs a Hopper GPU (compute capability 9.0), got a weight on {weight.words.device}"
+    return misfit(x, weight, is_gated=is_gated)
+
+
+def misfit(x: Tensor, weight: PackedWeight, *, is_gated: bool) -> str | None:
+    """Return why a Hopper GPU's kernel cannot multiply x [M, K] by a weight; called per layer and step."""
     if x.shape[0] > MOST_ROWS:
         return f"it needs at most {MOST_ROWS} rows, got {x.shape[0]}"
     if weight.bits != 4:

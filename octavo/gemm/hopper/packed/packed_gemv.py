@@ -7,7 +7,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from octavo.errors import InvalidArgumentError
-from octavo.forms.packed import GroupedWeight
+from octavo.forms.packed import PackedWeight
 from octavo.gemm.hopper.floats.dense_gemv_kernel import Operands, Shape
 from octavo.gemm.hopper.floats.dense_gemv_tiling import TILE_ROWS, GemvTiling
 from octavo.gemm.hopper.packed.packed_gemv_kernel import packed_gemv_kernel
@@ -23,7 +23,7 @@ _ATOM = 16
 
 def packed_gemv_linear(
     x: Tensor,
-    weight: GroupedWeight,
+    weight: PackedWeight,
     bias: Tensor | None = None,
     *,
     norm_weight: Tensor | None = None,

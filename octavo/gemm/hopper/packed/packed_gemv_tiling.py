@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from octavo.forms.packed import GroupedWeight, span_of
+from octavo.forms.packed import PackedWeight, span_of
 from octavo.gemm.hopper.floats.dense_gemv_tiling import TILE_ROWS, GemvTiling
 from octavo.kernels.device import nvidia_generation
 
@@ -22,13 +22,15 @@ _REGISTERS = 80
 _MAX_SIZE = 16_384
 
 
-def unsupported_reason(weight: GroupedWeight) -> str | None:
-    """Return why the GEMV cannot run with a weight and a row in half precision, or None if it can.
-
-    Called per layer and step.
-    """
+def unsupported_reason(weight: PackedWeight) -> str | None:
+    """Return why the GEMV cannot run with a weight and a row in half precision, or None if it can."""
     if nvidia_generation(weight.words.device) != 9:
         return f"it needs a Hopper GPU (compute capability 9.0), got a weight on {weight.words.device}"
+    return misfit(weight)
+
+
+def misfit(weight: PackedWeight) -> str | None:
+    """Return why a Hopper GPU's GEMV cannot multiply by a weight, or None if it can."""
     num_rows, size = weight.shape
     if (
         weight.bits == 4

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.forms.packed import PLANE, GroupedWeight
+from octavo.forms.packed import PLANE, PackedWeight
 from octavo.gemm.portable.packed.dequantise import read_pair, scaled
 from octavo.gemm.portable.packed.packed_operands import check_product
 from octavo.gemm.portable.packed.packed_tiling import MediumTiling, choose_medium_tiling
@@ -23,7 +23,7 @@ _ADD_WARPS = 4
 
 def medium_linear(
     x: Tensor,
-    weight: GroupedWeight,
+    weight: PackedWeight,
     bias: Tensor | None = None,
     *,
     activation: str | None = None,

@@ -2,26 +2,16 @@
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
 
 from octavo.forms.packed import PLANE
 
 # Rows of two tensor core tiles.
 FEW_MAX_ROWS = 16
-# With more rows, it is faster to dequantise the whole weight first.
-_MEDIUM_MAX_ROWS = 256
 _TILE_ROWS = 8
 _SHORT = 4096
 _NARROW = 8192
 # Columns of groups whose scales and sums leave registers for wide tiles.
 _COARSE = 128
-
-
-def choose_grouped_gemm(num_rows: int) -> Literal["few", "medium", "plain"]:
-    """Return the GEMM for M rows. Called per layer and step."""
-    if num_rows <= FEW_MAX_ROWS:
-        return "few"
-    return "medium" if num_rows <= _MEDIUM_MAX_ROWS else "plain"
 
 
 @dataclass(frozen=True, slots=True)

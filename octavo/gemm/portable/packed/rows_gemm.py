@@ -9,7 +9,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from octavo.errors import InvalidArgumentError
-from octavo.forms.packed import PLANE, GroupedWeight
+from octavo.forms.packed import PLANE, PackedWeight
 from octavo.gemm.operands import check_vector
 from octavo.gemm.portable.packed.medium import add_parts
 from octavo.gemm.portable.packed.packed_operands import check_product
@@ -22,7 +22,7 @@ from octavo.kernels.launch import launch, overlaps
 
 def few_linear(
     x: Tensor,
-    weight: GroupedWeight,
+    weight: PackedWeight,
     bias: Tensor | None = None,
     *,
     norm_weight: Tensor | None = None,

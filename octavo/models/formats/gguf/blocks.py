@@ -43,7 +43,14 @@ def storage_of(type_name: str) -> Storage:
     scale_bytes = 4 if type_name.endswith("K") else 2
     # A GPU has a scale and a minimum, in float16.
     on_gpu = bits / 8 + 4 / (BLOCK // 2 if type_name == "Q6_K" else BLOCK)
-    return Storage("blocks", bits / 8 + num_scales * scale_bytes / BLOCK, bytes_on_gpu=on_gpu, form=type_name)
+    return Storage(
+        "blocks",
+        bits / 8 + num_scales * scale_bytes / BLOCK,
+        bytes_on_gpu=on_gpu,
+        form=type_name,
+        bits=bits,
+        tile=(1, BLOCK // 2 if type_name == "Q6_K" else BLOCK),
+    )
 
 
 def read_as_stored(type_name: str, stored: Tensor) -> GGUFBlocks:

@@ -91,6 +91,8 @@ class PackedMatrix(ABC):
             bits / 8 + num_scales * scale_bytes / BLOCK + order,
             bytes_on_gpu=bits / 8 + 4 / on_gpu + order,
             form=form,
+            bits=bits,
+            tile=(1, groups.group),
         )
 
     def stored(self, part: str, rows: slice, columns: slice, device: torch.device) -> Tensor:

@@ -7,10 +7,10 @@ from types import MappingProxyType
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
+from octavo.gemm.cpu import compiled_norm as cpu_layers
 from octavo.kernels.clamped_swiglu import NAME as CLAMPED
 from octavo.kernels.clamped_swiglu import clamped_swiglu
 from octavo.kernels.device import has_triton
-from octavo.layers import compiled_norm as cpu_layers
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {"silu": silu, "gelu": gelu, "gelu_tanh": partial(gelu, approximate="tanh")}
