@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from octavo.cli.inspect_products import print_products
 from octavo.config import EngineConfig
 from octavo.engine.memory import ExecutionPlan, gib, plan_execution, plan_weights
 from octavo.engine.memory.weights import WeightGroup
@@ -25,12 +26,17 @@ from octavo.parallel import TensorParallel, expected_sums
 Rows = list[tuple[str, str]]
 
 
-def run_inspect(model: str | None, config: EngineConfig) -> None:
-    """Print architecture, parameters and the memory plan of each rank."""
+def run_inspect(
+    model: str | None, config: EngineConfig, *, products: bool = False, generation: str | None = None
+) -> None:
+    """Print architecture, parameters and the memory plan of each rank; or products, see print_products."""
     if model is not None:
         config = replace(config, model=model)
     source = resolve_model(config.model, config.load_format)
     model_config = ModelConfig.from_hf(read_config(source))
+    if products or generation is not None:
+        print_products(source, config, model_config, generation)
+        return
     tokenizer = load_tokenizer(source)
     defaults = read_sampling_defaults(source, config.generation_config)
     from rich.console import Console

@@ -18,15 +18,18 @@ from octavo.kernels.device import has_triton
 _ROUNDED = ("bf16", "int8")
 
 
-def multiplies(kind: str, device: torch.device, dtype: torch.dtype) -> bool:
+def multiplies(
+    kind: str, device: torch.device, dtype: torch.dtype, capability: tuple[int, int] | None = None
+) -> bool:
     """Return whether quantised weights of a kind are multiplied as they are.
 
     Args:
         kind: see QuantisedWeight.
         device: of the weights.
         dtype: of activations.
+        capability: of a GPU that is named only, see Target.
     """
-    return find_layer(LAYERS[kind], Target(device, dtype)) is not None
+    return find_layer(LAYERS[kind], Target(device, dtype, capability)) is not None
 
 
 def describe_layers(kind: str, device: torch.device, dtype: torch.dtype) -> str:
@@ -63,17 +66,20 @@ def stacks_experts(weight: Tensor) -> bool:
     return has_triton(weight)
 
 
-def unstackable_reason(kind: str, device: torch.device, dtype: torch.dtype) -> str | None:
+def unstackable_reason(
+    kind: str, device: torch.device, dtype: torch.dtype, capability: tuple[int, int] | None = None
+) -> str | None:
     """Return why a GPU's kernels cannot multiply a kind of experts as they are stored, or None if they can.
 
     Args:
         kind: see QuantisedWeight.
         device: of the weights.
         dtype: of activations.
+        capability: of a GPU that is named only, see Target.
     """
     if kind not in EXPERT_LAYERS:
         return f"no kernel multiplies experts in {kind}; there are kernels for {', '.join(EXPERT_LAYERS)}"
-    return EXPERT_LAYERS[kind].unsupported_reason(Target(device, dtype))
+    return EXPERT_LAYERS[kind].unsupported_reason(Target(device, dtype, capability))
 
 
 def make_quantised_linear(

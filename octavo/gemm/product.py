@@ -31,6 +31,11 @@ class Target:
     dtype: torch.dtype
     capability: tuple[int, int] | None = None
 
+    @property
+    def generation(self) -> int:
+        """Major number of a GPU's compute capability; 0: of other devices."""
+        return nvidia_generation(self.device) if self.capability is None else self.capability[0]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:

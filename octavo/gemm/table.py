@@ -58,6 +58,8 @@ LAYERS: Mapping[str, tuple[Layer, ...]] = MappingProxyType({
                             why="no row's bits depend on other rows: one order of sums"),),
     "blocks": (_BLOCKS, Layer(why="packed in groups, by GPU kernels", pack=PackedWeight.pack,
                               blank=PackedWeight.blank, **_PACKED)),
+    "router": (Layer(form="router", dtypes=(*_HALF, float32), why="by GPU kernels"),
+               Layer(device="", make="router:PyTorch", why="by PyTorch, in float32")),
     # Groups of columns that are no multiple of 32, or columns with scales of their own: no kernel does.
     "odd blocks": (),
     "float8": (
@@ -150,6 +152,13 @@ PRODUCTS: Mapping[str, tuple[Product, ...]] = MappingProxyType({
                 why="dequantises tiles in registers, in Triton"),
         Product(name="dequantised", launch="portable.torch_gemm:dequantised_linear",
                 why="from 257 rows on it is faster to dequantise the whole weight, then call cuBLAS"),
+    ),
+    "router": (
+        Product(name="route", launch="portable.experts.route_token:norm_and_route", rows=(1, 4), norms=4,
+                where=lambda w: w.shape[0] <= 256 and w.shape[1] <= 8192,
+                why="one kernel norms tokens, multiplies and chooses experts: up to 256, hidden up to 8,192"),
+        Product(name="logits", launch="portable.experts.router_logits:router_logits",
+                why="float32 sums on tensor cores; another kernel chooses experts"),
     ),
     "bfloat16": (
         *(_in_c(rows=(0, rows), where=lambda layer, units=units: layer.units == units,

@@ -23,6 +23,7 @@ def kept_storage(
     device: torch.device,
     dtype: torch.dtype,
     deterministic: bool = False,
+    capability: tuple[int, int] | None = None,
 ) -> Mapping[str, Storage]:
     """Return the matrices that stay quantised, by name; the others are dequantised.
 
@@ -30,6 +31,7 @@ def kept_storage(
         names: of all tensors of the network.
         stored: how the checkpoint stores matrices; see QuantisedSource.
         quantization, device, dtype, deterministic: see load_decoder.
+        capability: of a GPU that is named only; None: the device is here.
 
     Raises:
         ConfigError: the checkpoint is quantised otherwise than quantization says, or has experts that
@@ -42,11 +44,14 @@ def kept_storage(
     elif quantization not in ("auto", "mixed") or deterministic:
         return {}
     if device.type == "cuda":
-        _check_experts(stored, device, dtype)
+        _check_experts(stored, device, dtype, capability)
     kept = {
         name: storage
         for name, storage in stored.items()
-        if ((_is_expert(name) and device.type == "cuda") or multiplies(storage.kind, device, dtype))
+        if (
+            (_is_expert(name) and device.type == "cuda")
+            or multiplies(storage.kind, device, dtype, capability)
+        )
         and (name not in _VOCABULARY or looks_up(storage.kind, device))
     }
     return {
@@ -60,13 +65,18 @@ def _is_expert(name: str) -> bool:
     return ".experts." in name
 
 
-def _check_experts(stored: Mapping[str, Storage], device: torch.device, dtype: torch.dtype) -> None:
+def _check_experts(
+    stored: Mapping[str, Storage],
+    device: torch.device,
+    dtype: torch.dtype,
+    capability: tuple[int, int] | None,
+) -> None:
     """Refuse experts that a GPU's kernels, which stack them, cannot multiply as they are stored.
 
     Dequantised, a model whose size is mostly that of its experts would take a multiple of its bytes.
     """
     for name, storage in stored.items():
-        reason = unstackable_reason(storage.kind, device, dtype) if _is_expert(name) else None
+        reason = unstackable_reason(storage.kind, device, dtype, capability) if _is_expert(name) else None
         if reason is not None:
             raise ConfigError(
                 f'{name} cannot be multiplied as {storage.kind}: {reason}; use quantization="none", which '

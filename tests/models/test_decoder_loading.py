@@ -16,6 +16,7 @@ from decoder_harness import (
 from octavo.attention import AttentionMetadata, KVCache
 from octavo.errors import ConfigError, InvalidArgumentError, WeightsError
 from octavo.gemm.cpu.mkl import MklLinear
+from octavo.gemm.linear import PlainLinear
 from octavo.models import ModelConfig, builder, parameter_shapes
 from octavo.models.one_thread import one_thread
 
@@ -180,7 +181,12 @@ def test_a_bfloat16_checkpoint_is_multiplied_exactly_without_units(
 
 def test_a_tied_head_in_bfloat16_is_the_embedding(monkeypatch: pytest.MonkeyPatch) -> None:
     config, made = config_of(tie_word_embeddings=True), []
-    monkeypatch.setattr(builder, "make_linear", lambda weight, *rest, **options: made.append(weight))
+
+    def make(weight: torch.Tensor, *rest: object, **options: object) -> PlainLinear:
+        made.append(weight)
+        return PlainLinear(weight, None)
+
+    monkeypatch.setattr(builder, "make_linear", make)
     decoder = make_decoder(config, random_weights(config), quantization="bf16")
     assert {weight.dtype for weight in made} == {torch.bfloat16}
     assert made[-1] is decoder.embed_tokens._weight

@@ -74,11 +74,11 @@ def plan_weights(
     """
     share = rank_share(model, parallel, expert_parallel=config.expert_parallel)
     device = device_of(config.device, parallel)
-    dtype = _dtype(config, model, device)
+    dtype = dtype_for(config, model, device)
     kv_dtype = _kv_dtype(config, device, dtype)
     if config.deterministic:
         _check_deterministic(config, device, dtype)
-    quantization = _quantization(config, model, device, stored)
+    quantization = quantization_for(config, model, device, stored)
     kept = kept_storage(
         parameter_shapes(share),
         stored,
@@ -108,11 +108,12 @@ def plan_weights(
     )
 
 
-def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> torch.dtype:
+def dtype_for(config: EngineConfig, model: ModelConfig, device: torch.device) -> torch.dtype:
+    """Return the dtype of activations; see plan_execution."""
     if config.dtype != "auto":
         dtype = getattr(torch, config.dtype)
     elif device.type == "cpu":
-        # Matrices that _quantization chooses to keep in bfloat16 are the exception.
+        # Matrices that quantization_for chooses to keep in bfloat16 are the exception.
         dtype = torch.float32
     else:
         dtype = torch.float16 if model.dtype == "float16" else torch.bfloat16
@@ -123,7 +124,7 @@ def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> to
     return dtype
 
 
-def _quantization(
+def quantization_for(
     config: EngineConfig, model: ModelConfig, device: torch.device, stored: Mapping[str, Storage]
 ) -> str:
     """Make floats bfloat16 where it was measured to be faster and the checkpoint has no more digits."""
