@@ -99,7 +99,7 @@ def doubled(values: Tensor) -> Tensor:
     return embedding(values.int(), (2 * pairs).to(torch.int8)).flatten(1)
 
 
-def blocks_of(name: str, start: int, stop: int) -> slice:
+def block_slice(name: str, start: int, stop: int) -> slice:
     """Return the blocks of a matrix's columns from start to stop.
 
     Raises:

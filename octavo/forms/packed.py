@@ -37,14 +37,14 @@ MOST_GROUPS = 2
 _CHUNK = 2**21
 
 
-def span_of(bits: int) -> int:
+def span_columns(bits: int) -> int:
     """Return the columns that the words of a span hold."""
     return PLANE * _WORD_BITS // bits
 
 
-def group_of(bits: int, group: int) -> int | None:
+def packed_group(bits: int, group: int) -> int | None:
     """Return the columns of a group when packed, or None if groups of a checkpoint cannot be."""
-    found = gcd(group, span_of(bits))
+    found = gcd(group, span_columns(bits))
     return found if found >= (_HALF_PLANE if bits == 8 else PLANE) else None
 
 
@@ -78,7 +78,7 @@ class PackedWeight:
         """Pack a weight, on its own device."""
         bits, (_, size) = weight.bits, weight.shape
         stored = size // weight.scales.shape[1]
-        group = group_of(bits, stored)
+        group = packed_group(bits, stored)
         assert group is not None, f"{bits} bits in groups of {stored} cannot be packed"
         mins = torch.zeros_like(weight.scales) if weight.mins is None else weight.mins
         both = torch.stack((weight.scales, mins), dim=2).float()
@@ -88,7 +88,7 @@ class PackedWeight:
         both *= 2.0**exponent
         # Two neighbouring float16 are an int32, the first of them in its low half.
         pairs = both.half().view(torch.int32)[..., 0].repeat_interleave(stored // group, 1)
-        num_groups = -(-size // span_of(bits)) * span_of(bits) // group
+        num_groups = -(-size // span_columns(bits)) * span_columns(bits) // group
         # A single group is contiguous as it is, but not with the strides that TMA needs.
         pairs = pad(pairs, (0, num_groups - pairs.shape[1])).T.clone(memory_format=torch.contiguous_format)
         words = _words(weight.quants, bits)
@@ -99,11 +99,11 @@ class PackedWeight:
     def blank(cls, shape: tuple[int, int], storage: Storage, device: torch.device) -> Self:
         """Return a weight whose numbers are not set: what decides by which products it is multiplied."""
         rows, size = shape
-        group = group_of(storage.bits, storage.tile[1])
+        group = packed_group(storage.bits, storage.tile[1])
         assert group is not None, f"{storage.form} cannot be packed"
-        num_spans = -(-size // span_of(storage.bits))
+        num_spans = -(-size // span_columns(storage.bits))
         words = torch.empty(rows, num_spans * PLANE, dtype=torch.int32, device=device)
-        pairs = words.new_empty(num_spans * span_of(storage.bits) // group, rows)
+        pairs = words.new_empty(num_spans * span_columns(storage.bits) // group, rows)
         return cls(storage.bits, size, group, words, pairs, 1.0, None, words[:0, 0])
 
     @property
@@ -147,7 +147,7 @@ class PackedWeight:
 
 def _words(quants: Tensor, bits: int) -> Tensor:
     """[N, K] bytes to [N, spans * 32] int32, some rows at a time."""
-    span = span_of(bits)
+    span = span_columns(bits)
     num_rows, size = quants.shape
     padding = -size % span
     out = torch.empty(num_rows, (size + padding) // span * PLANE, dtype=torch.int32, device=quants.device)

@@ -202,7 +202,7 @@ EXPERTS: Mapping[str, tuple[Product, ...]] = MappingProxyType({
         _few(launch="portable.experts.mxfp4_gemm", rows=(0, 4), tiling=expert_tiling.mxfp4_pair_tiling),
         Product(name="persistent", launch="hopper.mxfp4.mxfp4_rows", generation=_HOPPER, above=48,
                 refuses=lambda x, w, k, summed: mxfp4_rows_tiling.misfit(x, w),
-                tiling=mxfp4_rows_tiling.choose_mxfp4_many_tiling,
+                tiling=mxfp4_rows_tiling.mxfp4_many_tiling_for,
                 why="TMA and wgmma in persistent programs: faster above 48 rows of an expert (H100)"),
         _grouped(launch="portable.experts.mxfp4_gemm", tiling=expert_tiling.mxfp4_grouped_tiling),
     ),

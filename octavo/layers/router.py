@@ -83,11 +83,11 @@ class Router:
             slots: [T], negative for padding, which gets no experts; or None.
         """
         if has_triton(x):
-            from octavo.gemm.portable.experts.router_logits import choose_experts, router_logits
+            from octavo.gemm.portable.experts.router_logits import route_experts, router_logits
 
             logits = router_logits(x, self.weight, deterministic=self.deterministic)
             return Choice(
-                *choose_experts(
+                *route_experts(
                     logits,
                     self.num_chosen,
                     renormalises=self.renormalises,
@@ -99,10 +99,10 @@ class Router:
         bias = None if self.bias is None else self.bias.float()
         logits = linear(x.float(), self.weight.float(), bias)
         options = {"held": self.held, "slots": slots}
-        return choose_by_logits(logits, self.num_chosen, renormalises=self.renormalises, **options)
+        return route_by_logits(logits, self.num_chosen, renormalises=self.renormalises, **options)
 
 
-def choose_by_logits(
+def route_by_logits(
     logits: Tensor,
     num_chosen: int,
     *,

@@ -15,7 +15,7 @@ from octavo.gemm.expert_choice import Choice
 from octavo.gemm.linear import Linear, PlainLinear
 from octavo.kernels.clamped_swiglu import NAME as CLAMPED
 from octavo.layers.experts import ListedExperts
-from octavo.layers.router import choose_by_logits
+from octavo.layers.router import route_by_logits
 
 pytestmark = pytest.mark.skipif(compile_failure() is not None, reason="needs a C compiler")
 HIDDEN, INNER, NUMBER = 96, 64, 5
@@ -41,7 +41,7 @@ def make_experts(form: str = "q8_0", activation: str = "silu", *, biased: bool =
 
 def make_choice(num_tokens: int, num_chosen: int, held: range | None = None) -> Choice:
     logits = torch.randn(num_tokens, NUMBER, generator=torch.Generator().manual_seed(7))
-    return choose_by_logits(logits, num_chosen, renormalises=True, held=held)
+    return route_by_logits(logits, num_chosen, renormalises=True, held=held)
 
 
 def rows(num_tokens: int, seed: int = 9) -> Tensor:

@@ -12,8 +12,8 @@ from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight, num_spans
 from octavo.gemm.hopper.mxfp4 import mxfp4_rows_tiling as tiling
 from octavo.gemm.hopper.mxfp4.mxfp4_rows_tiling import (
     Mxfp4ManyTiling,
-    choose_mxfp4_many_tiling,
     make_tiling,
+    mxfp4_many_tiling_for,
     unsupported_reason,
 )
 
@@ -42,7 +42,7 @@ def test_the_kernel_spills_nothing_and_its_programs_fit_an_sm() -> None:
 
 
 def test_tilings() -> None:
-    assert [choose_mxfp4_many_tiling(rows).rows for rows in (1, 128, 129, 1000)] == [64, 64, 128, 128]
+    assert [mxfp4_many_tiling_for(rows).rows for rows in (1, 128, 129, 1000)] == [64, 64, 128, 128]
     assert make_tiling(64) == Mxfp4ManyTiling(64, 2, 4, 80)
     assert make_tiling(128) == Mxfp4ManyTiling(128, 1, 5, 168)
 

@@ -16,7 +16,7 @@ from octavo.gemm.hopper.mxfp4.mxfp4_gemv_tiling import (
     COLUMNS,
     REGISTERS,
     WARPS,
-    choose_mxfp4_gemv_tiling,
+    mxfp4_gemv_tiling_for,
     unsupported_reason,
 )
 from octavo.gemm.stacked_experts import StackedExperts
@@ -55,9 +55,7 @@ def test_of_gpt_oss_gate_up_and_down_fit_an_sm_but_never_two_gate_ups() -> None:
 @pytest.mark.parametrize("size", [96, 2880, 4096])
 @pytest.mark.parametrize("num_chosen", [2, 4, 6, 8])
 def test_parts_are_whole_units(size: int, num_chosen: int) -> None:
-    gate_up, down = (
-        choose_mxfp4_gemv_tiling(size, num_chosen, is_gated=is_gated) for is_gated in (True, False)
-    )
+    gate_up, down = (mxfp4_gemv_tiling_for(size, num_chosen, is_gated=is_gated) for is_gated in (True, False))
     assert (gate_up.parts, gate_up.units) == (1, 2)
     assert down.parts == num_chosen // 2
     assert down.parts % down.units == 0

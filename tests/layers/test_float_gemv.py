@@ -19,7 +19,7 @@ from octavo.gemm.hopper.floats.expert_gemv_tiling import (
     LEAST_STAGES,
     MAX_TOKENS,
     REGISTERS,
-    choose_float_tiling,
+    float_tiling_for,
     unsupported_reason,
 )
 from octavo.gemm.stacked_experts import StackedExperts
@@ -67,7 +67,7 @@ def test_gate_up_and_down_fit_an_sm_but_never_two_gate_ups() -> None:
 @pytest.mark.parametrize("num_tokens", range(1, MAX_TOKENS + 1))
 @pytest.mark.parametrize(("size", "summed"), [(2048, 1), (768, 8), (1024, 8), (14336, 2), (256, 6)])
 def test_rows_of_x_have_room_for_whole_steps(size: int, summed: int, num_tokens: int, itemsize: int) -> None:
-    chosen = choose_float_tiling(size, itemsize, num_tokens, summed)
+    chosen = float_tiling_for(size, itemsize, num_tokens, summed)
     columns = chosen.blocks * WARPS * 64 // itemsize
     last = (summed - 1) * size
     assert chosen.x_steps * X_STEP >= last + -(-size // columns) * columns

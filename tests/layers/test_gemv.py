@@ -18,7 +18,7 @@ from octavo.gemm.hopper.floats.dense_gemv_tiling import (
     TILE_ROWS,
     WARPS,
     X_STEP,
-    choose_gemv_tiling,
+    gemv_tiling_for,
     unsupported_reason,
 )
 from octavo.gemm.make_linear import make_linear
@@ -45,7 +45,7 @@ def float8(num_rows: int, size: int, height: int, width: int) -> Float8Weight:
 @pytest.mark.parametrize("itemsize", [1, 2])
 @pytest.mark.parametrize("size", [64, 1024, 2560, 3072, 4096, 12288, 16384, 25600, 26624])
 def test_two_programs_fit_an_sm(size: int, itemsize: int) -> None:
-    tiling = choose_gemv_tiling(size, itemsize)
+    tiling = gemv_tiling_for(size, itemsize)
     assert tiling.blocks in (4, 8)
     assert tiling.stages >= 2
     step = tiling.blocks * WARPS * ATOM_BYTES

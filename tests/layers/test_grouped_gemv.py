@@ -14,7 +14,7 @@ from octavo.errors import InvalidArgumentError
 from octavo.forms.packed import PackedWeight
 from octavo.gemm.gpu_linear import GpuLinear
 from octavo.gemm.hopper.packed import packed_gemv_tiling as gemv_tiling
-from octavo.gemm.hopper.packed.packed_gemv_tiling import GROUP, SPAN, WARPS, choose_tiling, unsupported_reason
+from octavo.gemm.hopper.packed.packed_gemv_tiling import GROUP, SPAN, WARPS, tiling_for, unsupported_reason
 from octavo.gemm.make_linear import make_quantised_linear
 from octavo.gemm.product import find
 
@@ -36,7 +36,7 @@ def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("size", [64, 1024, 4096, 4224, 8192, 12288, 16384])
 def test_two_programs_fit_an_sm(size: int) -> None:
-    tiling = choose_tiling(size)
+    tiling = tiling_for(size)
     assert tiling.stages >= 2
     step = tiling.blocks * WARPS * 16 * (SPAN // 2 + 2 * 4)
     row = -(-size // 4096) * 4096 * 4

@@ -12,8 +12,8 @@ from octavo.gemm.hopper.floats.dense_gemm_tiling import (
     ATOM,
     GROUP_ROWS,
     HopperTiling,
-    choose_hopper_tiling,
     fill_tiling,
+    hopper_tiling_for,
     unsupported_reason,
 )
 
@@ -34,7 +34,7 @@ def shared_bytes(
 @pytest.mark.parametrize("size", [64, 1024, 3072, 12288])
 @pytest.mark.parametrize("is_gated", [False, True])
 def test_tilings_fit(num_rows: int, num_weight_rows: int, size: int, is_gated: bool) -> None:
-    tiling = choose_hopper_tiling(num_rows, num_weight_rows, size, is_gated=is_gated)
+    tiling = hopper_tiling_for(num_rows, num_weight_rows, size, is_gated=is_gated)
     halves = 2 if is_gated else 1
     assert tiling.rows in (8, 16, 32, 64)
     assert tiling.columns * halves in (8, 16, 32, 64, 128)

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from octavo.errors import ConfigError
-from octavo.gemm.cpu import compiled_rows as compiled
 from octavo.gemm.cpu import bfloat16, matrix_units
+from octavo.gemm.cpu import compiled_rows as compiled
 from octavo.gemm.cpu.mkl import MklLinear
 from octavo.gemm.linear import PlainLinear
 from octavo.gemm.make_linear import describe_layers

@@ -13,7 +13,7 @@ from compiled_figures import compiled_figures
 from octavo.errors import InvalidArgumentError
 from octavo.forms.float8 import FLOAT8, Float8Weight
 from octavo.gemm.hopper.float8 import many_tiling
-from octavo.gemm.hopper.float8.many_tiling import choose_tiling, unsupported_reason
+from octavo.gemm.hopper.float8.many_tiling import tiling_for, unsupported_reason
 
 choose_path = partial(product_name, hopper=["many"])
 # Of an SM, but for the system's.
@@ -52,14 +52,14 @@ def test_tiles_of_an_h200(
     num_rows: int, num_weight_rows: int, halves: int, adds: bool, columns: tuple[int, int]
 ) -> None:
     """What was fastest with 132 programs."""
-    tiling = choose_tiling(num_rows, num_weight_rows, 132, halves, adds=adds, is_tiled=False)
+    tiling = tiling_for(num_rows, num_weight_rows, 132, halves, adds=adds, is_tiled=False)
     assert (tiling.columns, tiling.extra) == columns
 
 
 def test_buffers_fit_an_sm() -> None:
     cases = product((65, 300, 8192), (512, 4096, 24576), (1, 2), (False, True))
     for num_rows, num_weight_rows, halves, is_tiled in cases:
-        tiling = choose_tiling(num_rows, num_weight_rows, 132, halves, adds=False, is_tiled=is_tiled)
+        tiling = tiling_for(num_rows, num_weight_rows, 132, halves, adds=False, is_tiled=is_tiled)
         width = tiling.columns + tiling.extra
         step = 128 * (128 + halves * width)
         assert tiling.stages >= 4

@@ -16,7 +16,7 @@ from octavo.gemm.hopper.packed import packed_expert_tiling as tiling
 from octavo.gemm.hopper.packed.packed_expert_tiling import (
     LEAST_STAGES,
     REGISTERS,
-    choose_tiling,
+    tiling_for,
     unsupported_reason,
 )
 from octavo.gemm.hopper.packed.packed_gemv_tiling import SPAN, SPANS_AT_ONCE, WARPS
@@ -65,7 +65,7 @@ def test_gate_up_and_down_fit_an_sm_but_never_two_gate_ups() -> None:
     [(2048, 1, 8), (768, 8, 4), (128, 1, 4), (1408, 6, 8), (2944, 1, 8), (16384, 1, 8), (1024, 16, 4)],
 )
 def test_experts_take_whole_boxes_of_the_row(size: int, summed: int, box: int) -> None:
-    chosen = choose_tiling(size, summed)
+    chosen = tiling_for(size, summed)
     assert chosen.box == box
     assert WARPS % box == 0
     assert size <= chosen.padded < size + box * SPAN

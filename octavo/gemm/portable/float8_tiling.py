@@ -63,7 +63,7 @@ def _has_blockwise() -> bool:
 
 
 @cache
-def choose_tiling(num_rows: int, num_weight_rows: int, size: int) -> Float8Tiling:
+def tiling_for(num_rows: int, num_weight_rows: int, size: int) -> Float8Tiling:
     """Return the tiling for the GEMM of M float8 rows and a weight [num_weight_rows, size].
 
     Args:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from octavo.errors import UnsupportedModelError
 from octavo.forms.base import Storage
-from octavo.forms.mxfp4 import MXFP4, Mxfp4Weight, blocks_of
+from octavo.forms.mxfp4 import MXFP4, Mxfp4Weight, block_slice
 from octavo.models.weights import CPU, Part, missing_tensor, slice_bounds
 
 _STANDARD_DEVIATION = 0.02
@@ -123,7 +123,7 @@ class DummyMxfp4(DummyWeights):
         num_rows, num_columns = self.shape(name)
         start, stop = slice_bounds(rows, num_rows)
         first, last = slice_bounds(columns, num_columns)
-        blocks = blocks_of(name, first, last)
+        blocks = block_slice(name, first, last)
         values = torch.empty(stop - start, (last - first) // 2, dtype=torch.uint8)
         position = self._position(name) + start * (num_columns // 2)
         self._fill(values, self._bytes, position, [num_columns // 2], slice(first // 2, last // 2))

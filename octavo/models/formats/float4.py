@@ -25,7 +25,7 @@ from octavo.forms.mxfp4 import (
     MXFP4,
     MXFP4_DENSE,
     Mxfp4Weight,
-    blocks_of,
+    block_slice,
     check_exponents,
     doubled,
 )
@@ -150,7 +150,7 @@ class _Mxfp4Matrix(_Matrix):
             WeightsError: an exponent stands for no number.
         """
         start, stop = slice_bounds(columns, self.shape[1])
-        blocks = blocks_of(self.name, start, stop)
+        blocks = block_slice(self.name, start, stop)
         numbers = self.source.read_stored(self.name, rows=rows, columns=slice(start // 2, stop // 2))
         exponents = self.source.read_stored(self.scale_name, rows=rows, columns=blocks)
         check_exponents(self.scale_name, exponents)

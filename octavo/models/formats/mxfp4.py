@@ -17,7 +17,7 @@ from torch import Tensor
 
 from octavo.errors import UnsupportedModelError, WeightsError
 from octavo.forms.base import Storage
-from octavo.forms.mxfp4 import BLOCK, MXFP4, Mxfp4Weight, blocks_of, check_exponents
+from octavo.forms.mxfp4 import BLOCK, MXFP4, Mxfp4Weight, block_slice, check_exponents
 from octavo.models.config_fields import ConfigFields
 from octavo.models.experts.gpt_oss import PARTS
 from octavo.models.formats.quantised_tensors import (
@@ -105,7 +105,7 @@ class _Matrix:
             ConfigError: columns cut numbers that share an exponent.
             WeightsError: an exponent stands for no number.
         """
-        blocks = blocks_of(self.name, *slice_bounds(columns, self.shape[1]))
+        blocks = block_slice(self.name, *slice_bounds(columns, self.shape[1]))
         values, exponents = (self._read(stack, rows, blocks) for stack in self.stacks)
         check_exponents(self.stacks[1], exponents)
         return Mxfp4Weight(values.flatten(1), exponents).to(device)

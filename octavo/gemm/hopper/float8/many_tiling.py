@@ -69,7 +69,7 @@ def misfit(weight: Float8Weight) -> str | None:
 
 
 @cache
-def choose_tiling(
+def tiling_for(
     num_rows: int, num_weight_rows: int, num_programs: int, halves: int, *, adds: bool, is_tiled: bool
 ) -> ManyTiling:
     """Return the tiling for the GEMM of M rows and a weight of N rows that reads least per program.

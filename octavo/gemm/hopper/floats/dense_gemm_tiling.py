@@ -97,7 +97,7 @@ def _float8_rows_misfit(x: Tensor, weight: Float8Weight) -> str | None:
     return f"x must be contiguous float8 [M, {weight.shape[1]}], got {list(x.shape)} {x.dtype}"
 
 
-def choose_hopper_tiling(num_rows: int, num_weight_rows: int, size: int, *, is_gated: bool) -> HopperTiling:
+def hopper_tiling_for(num_rows: int, num_weight_rows: int, size: int, *, is_gated: bool) -> HopperTiling:
     """Return the tiling for the GEMM of M rows and a weight [num_weight_rows, size].
 
     Args:

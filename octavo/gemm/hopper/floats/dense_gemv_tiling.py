@@ -77,7 +77,7 @@ def misfit(weight: Tensor | Float8Weight) -> str | None:
 
 
 @cache
-def choose_gemv_tiling(size: int, itemsize: int) -> GemvTiling:
+def gemv_tiling_for(size: int, itemsize: int) -> GemvTiling:
     """Return the tiling for rows of K numbers.
 
     Args:

@@ -46,7 +46,7 @@ def unsupported_reason(x: Tensor, weight: ExpertsWeight, summed: int) -> str | N
     Args:
         x: of the layer, [T, hidden]; that between both products is always contiguous.
         weight: [E, N, K], of gate and up, or of down.
-        summed: see choose_float_tiling.
+        summed: see float_tiling_for.
     """
     if nvidia_generation(weight.device) != 9:
         return f"it needs a Hopper GPU (compute capability 9.0), got a weight on {weight.device}"
@@ -72,7 +72,7 @@ def misfit(x: Tensor, weight: ExpertsWeight, summed: int) -> str | None:
         # Rows of x follow one another, and warps take an atom of each in turn.
         and size % (WARPS * atom) == 0
         and (weight.width in (0, size) or size <= _MOST_ATOMS * WARPS * atom)
-        and choose_float_tiling(size, values.itemsize, len(x), summed).stages >= LEAST_STAGES
+        and float_tiling_for(size, values.itemsize, len(x), summed).stages >= LEAST_STAGES
     ):
         return None
     return (
@@ -83,7 +83,7 @@ def misfit(x: Tensor, weight: ExpertsWeight, summed: int) -> str | None:
 
 
 @cache
-def choose_float_tiling(size: int, itemsize: int, num_tokens: int, summed: int) -> FloatTiling:
+def float_tiling_for(size: int, itemsize: int, num_tokens: int, summed: int) -> FloatTiling:
     """Return the tiling of gate and up, or of down.
 
     Args:

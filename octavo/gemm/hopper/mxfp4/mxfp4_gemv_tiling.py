@@ -66,7 +66,7 @@ def misfit(x: Tensor, weight: ExpertsWeight, num_chosen: int) -> str | None:
         and num_chosen % 2 == 0
         and num_rows % 8 == 0
         and all(
-            choose_mxfp4_gemv_tiling(size, num_chosen, is_gated=is_gated).stages >= _LEAST_STAGES
+            mxfp4_gemv_tiling_for(size, num_chosen, is_gated=is_gated).stages >= _LEAST_STAGES
             for is_gated in (True, False)
         )
     ):
@@ -85,7 +85,7 @@ def copy_boxes(*, is_gated: bool) -> tuple[list[int], list[int]]:
 
 
 @cache
-def choose_mxfp4_gemv_tiling(size: int, num_chosen: int, *, is_gated: bool) -> Mxfp4GemvTiling:
+def mxfp4_gemv_tiling_for(size: int, num_chosen: int, *, is_gated: bool) -> Mxfp4GemvTiling:
     """Return the tiling of gate and up, or of down.
 
     Args:

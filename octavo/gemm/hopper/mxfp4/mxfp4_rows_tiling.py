@@ -61,7 +61,7 @@ class Mxfp4ManyTiling:
     registers: int
 
 
-def choose_mxfp4_many_tiling(rows_per_expert: float) -> Mxfp4ManyTiling:
+def mxfp4_many_tiling_for(rows_per_expert: float) -> Mxfp4ManyTiling:
     """Return the tiling for so many rows of an expert on average."""
     return make_tiling(64 if rows_per_expert <= _MOST_OF_64 else 128)
 

@@ -50,7 +50,7 @@ def unsupported_reason(x: Tensor, weight: ExpertsWeight, summed: int) -> str | N
     Args:
         x: of the layer, [1, hidden]; that between both products is always contiguous.
         weight: [E, N, K], of gate and up, or of down.
-        summed: see choose_tiling.
+        summed: see tiling_for.
     """
     if nvidia_generation(weight.device) != 9:
         return f"it needs a Hopper GPU (compute capability 9.0), got a weight on {weight.device}"
@@ -68,7 +68,7 @@ def misfit(x: Tensor, weight: ExpertsWeight, summed: int) -> str | None:
         and x.is_contiguous()
         and (weight.bits, weight.group, weight.order) == (4, GROUP, None)
         and num_rows % TILE_ROWS == 0
-        and choose_tiling(size, summed).columns <= _MAX_COLUMNS
+        and tiling_for(size, summed).columns <= _MAX_COLUMNS
     ):
         return None
     return (
@@ -79,7 +79,7 @@ def misfit(x: Tensor, weight: ExpertsWeight, summed: int) -> str | None:
 
 
 @cache
-def choose_tiling(size: int, summed: int) -> PackedGemvTiling:
+def tiling_for(size: int, summed: int) -> PackedGemvTiling:
     """Return the tiling of gate and up, or of down.
 
     Args:

@@ -114,7 +114,7 @@ def make_tiling(
 
 
 @cache
-def choose_hopper_medium_tiling(
+def hopper_medium_tiling_for(
     num_rows: int, num_weight_rows: int, size: int, group: int, num_multiprocessors: int
 ) -> HopperMediumTiling:
     """Return the tiling for M rows and a weight [N, K], gate and up counted: by measurement on H100 and H200.

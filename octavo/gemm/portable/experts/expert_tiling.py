@@ -6,7 +6,7 @@ import torch
 
 from octavo.forms.float_experts import ExpertWeight
 from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight
-from octavo.forms.packed import span_of
+from octavo.forms.packed import span_columns
 from octavo.forms.packed_experts import PackedExpertWeight
 from octavo.gemm.portable.skinny_tiling import Tiling
 from octavo.kernels.device import nvidia_generation
@@ -105,7 +105,7 @@ def mxfp4_pair_tiling(weight: Mxfp4ExpertWeight) -> Mxfp4Tiling:
 
 def packed_pair_tiling(weight: PackedExpertWeight) -> PackedTiling:
     """Return the tiling for 1 or 2 tokens: warps share K if it is long, else columns."""
-    is_long = weight.size >= 8 * span_of(weight.bits)
+    is_long = weight.size >= 8 * span_columns(weight.bits)
     return PackedTiling(8, 32, 4, 3, parts=4) if is_long else PackedTiling(8, 32, 2, 3)
 
 

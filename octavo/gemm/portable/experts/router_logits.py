@@ -61,7 +61,7 @@ def router_logits(x: Tensor, weight: Tensor, *, deterministic: bool = False) -> 
     return out
 
 
-def choose_experts(
+def route_experts(
     logits: Tensor,
     num_chosen: int,
     *,
@@ -70,7 +70,7 @@ def choose_experts(
     held: range | None = None,
     slots: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the fields of a Choice; see layers.router.choose_by_logits.
+    """Return the fields of a Choice; see layers.router.route_by_logits.
 
     Args:
         logits: [T, E] float32, contiguous.

@@ -7,7 +7,7 @@ from octavo.forms.packed import PackedWeight
 from octavo.gemm.operands import check_vector, make_result
 
 
-def check_product(
+def check_packed(
     x: Tensor, weight: PackedWeight, bias: Tensor | None, activation: str | None, residual: Tensor | None
 ) -> Tensor:
     """Return the tensor that a GEMM writes; see linear.operands.make_result.

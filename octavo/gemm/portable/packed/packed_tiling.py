@@ -38,7 +38,7 @@ class FewTiling:
 
 
 @cache
-def choose_few_tiling(num_rows: int, size: int, group: int, generation: int) -> FewTiling:
+def few_tiling_for(num_rows: int, size: int, group: int, generation: int) -> FewTiling:
     """Return the tiling for M rows and a weight [N, K]: by measurement on an H200.
 
     Args:
@@ -84,7 +84,7 @@ class MediumTiling:
 
 
 @cache
-def choose_medium_tiling(num_rows: int, num_weight_rows: int) -> MediumTiling:
+def medium_tiling_for(num_rows: int, num_weight_rows: int) -> MediumTiling:
     """Return the tiling for M rows and a weight of N rows, gate and up counted: by measurement on an H200."""
     rows = max(16, min(128, 1 << (num_rows - 1).bit_length()))
     if num_weight_rows <= _NARROW:

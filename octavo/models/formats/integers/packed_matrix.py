@@ -14,7 +14,7 @@ from torch import Tensor
 from octavo.errors import WeightsError
 from octavo.forms.base import Storage
 from octavo.forms.blocks import BLOCK, BlockWeight
-from octavo.forms.packed import group_of
+from octavo.forms.packed import packed_group
 from octavo.models.formats.integers.words import Groups
 from octavo.models.weights import Part, StoredTensors, slice_bounds
 
@@ -79,7 +79,7 @@ class PackedMatrix(ABC):
         """See StoredMatrix."""
         bits, groups = self.bits, self.groups
         form = f"{bits} bits in groups of {groups.group}" + (" (act-order)" if groups.is_ordered else "")
-        on_gpu = group_of(bits, groups.group)
+        on_gpu = packed_group(bits, groups.group)
         if groups.group % BLOCK or on_gpu is None:
             return Storage("odd blocks", 4, form=form)
         order = _BYTES_OF_AN_INDEX / self.num_rows if groups.is_ordered else 0.0
