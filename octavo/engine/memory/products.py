@@ -124,7 +124,7 @@ class _Network:
                 kind, shape, self._target,
                 storage=storage, is_gated=is_gated and len(rows) == 1, rounds=self._rounds,
             )  # fmt: skip
-            yield PartProducts(part, self._describe(storage, shape), tuple(taken))
+            yield PartProducts(part, self._describe_plain(storage, shape), tuple(taken))
 
     def _router(self, name: str) -> PartProducts:
         rows, size = self._shapes[name]
@@ -154,4 +154,9 @@ class _Network:
 
     def _describe(self, storage: Storage | None, shape: tuple[int, ...]) -> str:
         form = str(self._target.dtype).removeprefix("torch.") if storage is None else storage.form
-        return f"{form} {list(shape)}"
+        return f"{form}, {list(shape)}"
+
+    def _describe_plain(self, storage: Storage | None, shape: tuple[int, ...]) -> str:
+        """Describe a matrix that may be rounded while it is loaded."""
+        form = {"bf16": "bfloat16", "int8": "int8"}.get(self._plain)
+        return self._describe(storage, shape) if storage or form is None else f"{form}, {list(shape)}"
