@@ -1,6 +1,7 @@
 """What to say to an option or a command that Octavo does not have."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from textwrap import wrap
 
 from cyclopts import App, CycloptsError, UnknownCommandError, UnknownOptionError
 
@@ -32,17 +33,36 @@ def explained(error: CycloptsError, root: App) -> str:
 
 
 def table(heading: str) -> list[str]:
-    """Return a table of docs/coming-from-a-server.md, as lines of Markdown."""
+    """Return a table of docs/coming-from-a-server.md in Markdown; a list follows it of what Octavo lacks."""
+    rows = TABLES[heading]
+    equal = [row for row in rows if row.ours == row.names and not row.note]
+    counterparts = [row for row in rows if row.ours and row not in equal]
+    reasons = dict.fromkeys(row.note for row in rows if not row.ours)
     lines = [f"| {heading} | Octavo | |", "|---|---|---|"]
-    for row in TABLES[heading]:
-        theirs, ours = ("`, `".join(names.split()) for names in (row.names, row.ours))
-        if heading == "command":
-            ours = row.ours
-        elif row.ours == row.names:
-            ours = "the same"
-        named = f"`{ours}`" if ours and ours != "the same" else ours or "none"
-        lines.append(f"| `{theirs}` | {named} | {row.note} |")
+    lines += [line for row in counterparts for line in _lines(row, heading == "command")]
+    if equal:
+        lines += ["", *_wrapped("Unchanged:", equal)]
+    lines += ["", "Without a counterpart:", ""]
+    for reason in reasons:
+        lines += _wrapped(f"- **{reason}**:", [row for row in rows if not row.ours and row.note == reason])
     return lines
+
+
+def _lines(row: Row, is_command: bool) -> list[str]:
+    """Return a row of a table, cut into several where it has many names; the first one has the note."""
+    named = "the same" if row.ours == row.names else f"`{row.ours}`" if is_command else _quoted(row.ours)
+    names = wrap(_quoted(row.names), max(30, 110 - len(named + row.note)), break_on_hyphens=False)
+    notes = [f" {row.note}".rstrip(), *("" for _ in names[1:])]
+    return [f"| {part.rstrip(',')} | {named} |{note} |" for part, note in zip(names, notes, strict=True)]
+
+
+def _quoted(names: str) -> str:
+    return ", ".join(f"`{name}`" for name in names.split())
+
+
+def _wrapped(begin: str, rows: Iterable[Row]) -> list[str]:
+    text = f"{begin} {_quoted(' '.join(row.names for row in rows))}"
+    return wrap(text, 120, subsequent_indent="  " if begin.startswith("-") else "", break_on_hyphens=False)
 
 
 def _option(given: str, error: UnknownOptionError, root: App) -> str:
