@@ -52,7 +52,7 @@ def report() -> str:
     for mixture in MIXTURES:
         by_tokens = [unevenness(mixture, num_tokens) for num_tokens in TOKENS]
         for ranks, cells in zip(RANKS, zip(*by_tokens, strict=True), strict=True):
-            rows.append([mixture.name, ranks, *(f"{read:.2f} / {multiply:.2f}" for read, multiply in cells)])
+            rows.append([mixture.name, ranks, *(f"{read:.2f}, {multiply:.2f}" for read, multiply in cells)])
     return table(["mixture", "ranks", *(f"{tokens:,}" for tokens in TOKENS)], rows)
 
 
