@@ -120,7 +120,7 @@ def with_share(value: float, part_s: float, total_s: float) -> str:
 
 
 def fits(network: Network, device: Device, num_gpus: int) -> bool:
-    """Whether a tenth of the memory is left for activations, graphs and the cache of 64 sequences at least."""
+    """Whether a tenth of the memory is left for activations and graphs beside the cache of 64 sequences."""
     needed = (2 * network.weights + 64 * CONTEXT * network.kv_bytes) / num_gpus
     return needed <= 0.9 * device.memory
 
