@@ -19,7 +19,7 @@ TABLES: Mapping[str, tuple[Row, ...]] = {
     "Ollama's Modelfile": MODELFILE,
     "command": COMMANDS,
 }
-"""The tables of docs/coming-from-a-server.md, by the heading of their first column."""
+"""The lists of docs/coming-from-a-server.md."""
 
 
 def explained(error: CycloptsError, root: App) -> str:
@@ -33,36 +33,34 @@ def explained(error: CycloptsError, root: App) -> str:
 
 
 def table(heading: str) -> list[str]:
-    """Return a table of docs/coming-from-a-server.md in Markdown; a list follows it of what Octavo lacks."""
+    """Return a list of docs/coming-from-a-server.md, in lines of Markdown: first what has a counterpart."""
     rows = TABLES[heading]
     equal = [row for row in rows if row.ours == row.names and not row.note]
-    counterparts = [row for row in rows if row.ours and row not in equal]
-    reasons = dict.fromkeys(row.note for row in rows if not row.ours)
-    lines = [f"| {heading} | Octavo | |", "|---|---|---|"]
-    lines += [line for row in counterparts for line in _lines(row, heading == "command")]
+    lines = [line for row in rows if row.ours and row not in equal for line in _counterpart(row, heading)]
     if equal:
-        lines += ["", *_wrapped("Unchanged:", equal)]
-    lines += ["", "Without a counterpart:", ""]
-    for reason in reasons:
-        lines += _wrapped(f"- **{reason}**:", [row for row in rows if not row.ours and row.note == reason])
+        lines += _wrapped(f"- {_all_names(equal)}: unchanged")
+    for reason in dict.fromkeys(row.note for row in rows if not row.ours):
+        lacking = [row for row in rows if not row.ours and row.note == reason]
+        lines += _wrapped(f"- {_all_names(lacking)}: **none**; {reason}")
     return lines
 
 
-def _lines(row: Row, is_command: bool) -> list[str]:
-    """Return a row of a table, cut into several where it has many names; the first one has the note."""
-    named = "the same" if row.ours == row.names else f"`{row.ours}`" if is_command else _quoted(row.ours)
-    names = wrap(_quoted(row.names), max(30, 110 - len(named + row.note)), break_on_hyphens=False)
-    notes = [f" {row.note}".rstrip(), *("" for _ in names[1:])]
-    return [f"| {part.rstrip(',')} | {named} |{note} |" for part, note in zip(names, notes, strict=True)]
+def _counterpart(row: Row, heading: str) -> list[str]:
+    ours = f"`{row.ours}`" if heading == "command" else _quoted(row.ours)
+    named = "the same" if row.ours == row.names else ours
+    return _wrapped(f"- {_quoted(row.names)}: {'; '.join(filter(None, (named, row.note)))}")
+
+
+def _all_names(rows: Iterable[Row]) -> str:
+    return _quoted(" ".join(row.names for row in rows))
 
 
 def _quoted(names: str) -> str:
     return ", ".join(f"`{name}`" for name in names.split())
 
 
-def _wrapped(begin: str, rows: Iterable[Row]) -> list[str]:
-    text = f"{begin} {_quoted(' '.join(row.names for row in rows))}"
-    return wrap(text, 120, subsequent_indent="  " if begin.startswith("-") else "", break_on_hyphens=False)
+def _wrapped(text: str) -> list[str]:
+    return wrap(text, 120, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _option(given: str, error: UnknownOptionError, root: App) -> str:
