@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from functools import cache
+from textwrap import fill
 from typing import Any
 
 from .common import RESULTS
@@ -72,7 +73,9 @@ def cells(figures: Figures, unit: str = "") -> list[str]:
 
 def files(*names: str) -> str:
     """Return the line below a table, by which a reader finds its result files."""
-    return "\n\nFiles: " + ", ".join(f"`{name}`" for name in names) + "."
+    return "\n\n" + fill(
+        "Files: " + ", ".join(f"`{name}`" for name in names) + ".", 118, break_on_hyphens=False
+    )
 
 
 def slashed(values: Sequence[float]) -> str:
