@@ -23,13 +23,13 @@ from torch import Tensor
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
 from octavo.attention import AttentionMetadata, KVCache
+from octavo.forms.float8 import Float8Weight
+from octavo.forms.packed import GroupedWeight
+from octavo.gemm.float8_linear import choose_path
+from octavo.gemm.fused import product_of
+from octavo.gemm.hopper.packed.packed_gemv import packed_gemv_linear
+from octavo.gemm.table import choose_gemm
 from octavo.layers.layer_options import LayerOptions
-from octavo.layers.linear.choice import choose_gemm
-from octavo.layers.linear.float8.on_gpu import choose_path
-from octavo.layers.linear.float8.weight import Float8Weight
-from octavo.layers.linear.fused import product_of
-from octavo.layers.linear.grouped.gemv.gemv import packed_gemv_linear
-from octavo.layers.linear.grouped.weight import GroupedWeight
 from octavo.layers.norm import HeadRMSNorm
 from octavo.layers.steps.triton import TritonStep
 

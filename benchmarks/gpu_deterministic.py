@@ -16,7 +16,7 @@ from support.gpu_timing import copy_bandwidth, matrix_flops
 from support.gpu_workloads import WORKLOADS
 from torch.nn.functional import linear
 
-from octavo.layers.linear.invariant import invariant_linear
+from octavo.gemm.portable.invariant import invariant_linear
 
 _ROWS = (1, 64, 256, 8192)
 # Bytes of weights that calls go through, several times an L2 cache of 50 MB, so that they come from memory.

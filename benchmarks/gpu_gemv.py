@@ -20,13 +20,13 @@ from gpu_quantized import BYTES_PER_SECOND, FORMATS
 from support.common import make_parser, publish, table
 from torch import Tensor
 
-from octavo.layers.linear.float8.weight import Float8Weight
-from octavo.layers.linear.gemv.gemv import gemv_linear
-from octavo.layers.linear.gemv.tiling import GemvTiling
-from octavo.layers.linear.grouped.few.gemm import few_linear
-from octavo.layers.linear.grouped.gemv.gemv import packed_gemv_linear
-from octavo.layers.linear.grouped.weight import GroupedWeight
-from octavo.layers.linear.skinny import skinny_linear
+from octavo.forms.float8 import Float8Weight
+from octavo.forms.packed import GroupedWeight
+from octavo.gemm.hopper.floats.dense_gemv import gemv_linear
+from octavo.gemm.hopper.floats.dense_gemv_tiling import GemvTiling
+from octavo.gemm.hopper.packed.packed_gemv import packed_gemv_linear
+from octavo.gemm.portable.packed.rows_gemm import few_linear
+from octavo.gemm.portable.skinny import skinny_linear
 
 _ROTATED_BYTES = 800e6
 _TILINGS = [GemvTiling(8, 2, 104), GemvTiling(8, 3, 104), GemvTiling(4, 4, 104), GemvTiling(4, 6, 104)]

@@ -32,15 +32,15 @@ from support.gpu_timing import copy_bandwidth, matrix_flops
 from support.gpu_workloads import WORKLOADS, run_figures
 from torch import Tensor
 
+from octavo.forms.base import QuantisedWeight
+from octavo.forms.blocks import BlockWeight
+from octavo.forms.packed import GroupedWeight
+from octavo.gemm.plain import Linear, PlainLinear
+from octavo.gemm.portable.packed.packed_tiling import FEW_MAX_ROWS, FewTiling, MediumTiling
+from octavo.gemm.stacked_experts import StackedExperts
+from octavo.gemm.table import make_quantised_linear
 from octavo.layers import RMSNorm
 from octavo.layers.block import make_input, make_output
-from octavo.layers.linear.blocks.weight import BlockWeight
-from octavo.layers.linear.choice import make_quantised_linear
-from octavo.layers.linear.grouped.tiling import FEW_MAX_ROWS, FewTiling, MediumTiling
-from octavo.layers.linear.grouped.weight import GroupedWeight
-from octavo.layers.linear.plain import Linear, PlainLinear
-from octavo.layers.linear.quantised import QuantisedWeight
-from octavo.layers.moe.stacked import StackedExperts
 from octavo.models.experts.loading import ExpertShape
 from octavo.parallel import TensorParallel
 
@@ -187,12 +187,12 @@ def call(
 ) -> Callable[[GroupedWeight], Tensor]:
     """Return the product of x by a tiling, with what is fused."""
     if isinstance(tiling, FewTiling):
-        from octavo.layers.linear.grouped.few.gemm import few_linear
+        from octavo.gemm.portable.packed.rows_gemm import few_linear
 
         return lambda weight: few_linear(
             x, weight, norm_weight=norm, activation=shape.activation, residual=residual, tiling=tiling
         )
-    from octavo.layers.linear.grouped.medium import medium_linear
+    from octavo.gemm.portable.packed.medium import medium_linear
 
     return lambda weight: medium_linear(
         x, weight, activation=shape.activation, residual=residual, tiling=tiling

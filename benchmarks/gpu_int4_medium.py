@@ -22,19 +22,19 @@ from support.common import make_parser, publish, table
 from torch import Tensor
 from torch.nn.functional import linear
 
-from octavo.layers import RMSNorm
-from octavo.layers.block import make_input, make_output
-from octavo.layers.linear.grouped.hopper.gemm import hopper_medium_linear
-from octavo.layers.linear.grouped.hopper.tiling import (
+from octavo.forms.packed import MOST_GROUPS, GroupedWeight
+from octavo.gemm.hopper.packed.packed_gemm import hopper_medium_linear
+from octavo.gemm.hopper.packed.packed_gemm_tiling import (
     HopperMediumTiling,
     choose_hopper_medium_tiling,
     make_tiling,
 )
-from octavo.layers.linear.grouped.medium import medium_linear
-from octavo.layers.linear.grouped.tiling import choose_medium_tiling
-from octavo.layers.linear.grouped.weight import MOST_GROUPS, GroupedWeight
-from octavo.layers.linear.plain import Linear
-from octavo.layers.triton.activation import gated_activation
+from octavo.gemm.plain import Linear
+from octavo.gemm.portable.packed.medium import medium_linear
+from octavo.gemm.portable.packed.packed_tiling import choose_medium_tiling
+from octavo.kernels.activation import gated_activation
+from octavo.layers import RMSNorm
+from octavo.layers.block import make_input, make_output
 from octavo.parallel import TensorParallel
 
 ROWS = (17, 32, 64, 96, 128, 192, 256)

@@ -22,11 +22,11 @@ from support.common import make_parser, publish, table
 from torch import Tensor
 from torch.nn.functional import linear
 
-from octavo.gpu import launch as triton_launch
-from octavo.layers.linear.skinny import skinny_linear
-from octavo.layers.linear.skinny_tiling import Tiling, choose_tiling
-from octavo.layers.triton.activation import gated_activation
-from octavo.layers.triton.norm import rms_norm
+from octavo.gemm.portable.skinny import skinny_linear
+from octavo.gemm.portable.skinny_tiling import Tiling, choose_tiling
+from octavo.kernels import launch as triton_launch
+from octavo.kernels.activation import gated_activation
+from octavo.kernels.rms_norm import rms_norm
 
 BYTES_PER_SECOND = 4.28e12
 # Bytes of weights in one graph: several times an L2 cache of 60 MB.

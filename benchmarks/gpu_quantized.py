@@ -22,11 +22,11 @@ from gpu_linear import MODELS, Shape, microseconds, random_numbers
 from support.common import make_parser, publish, table
 from torch import Tensor
 
-from octavo.layers import RMSNorm, make_input, make_linear, make_output
-from octavo.layers.linear.choice import make_quantised_linear
-from octavo.layers.linear.float8 import on_gpu as float8_gpu
-from octavo.layers.linear.float8.gemm import float8_linear
-from octavo.layers.linear.float8.tiling import (
+from octavo.forms.base import QuantisedWeight
+from octavo.forms.float8 import FLOAT8, Float8Weight, quantise, quantise_rows
+from octavo.gemm import float8_linear as float8_gpu
+from octavo.gemm.portable.float8_gemm import float8_linear
+from octavo.gemm.portable.float8_tiling import (
     Float8Tiling,
     choose_path,
     has_gemv,
@@ -34,10 +34,10 @@ from octavo.layers.linear.float8.tiling import (
     has_many,
     has_torch,
 )
-from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight, quantise, quantise_rows
-from octavo.layers.linear.quantised import QuantisedWeight
-from octavo.layers.linear.skinny import skinny_linear
-from octavo.layers.linear.skinny_tiling import Tiling
+from octavo.gemm.portable.skinny import skinny_linear
+from octavo.gemm.portable.skinny_tiling import Tiling
+from octavo.gemm.table import make_quantised_linear
+from octavo.layers import RMSNorm, make_input, make_linear, make_output
 from octavo.parallel import TensorParallel
 
 BYTES_PER_SECOND = 4.8e12
