@@ -29,8 +29,8 @@ def draw(rows: Sequence[tuple[str, str, float, float]]) -> str:
     for index, (what, peer, octavo, other) in enumerate(rows):
         top = 26 + index * ROW
         parts.append(f'<text x="{LEFT}" y="{top + 10}">{escape(what)}</text>')
-        parts.append(bar("octavo", top + 15, octavo, f"Octavo {octavo:.0%}"))
-        parts.append(bar("peer", top + 15 + BAR + 1, other, f"{peer} {other:.0%}"))
+        parts.append(bar("octavo", top + 15, octavo, f"Octavo: {octavo:.0%}"))
+        parts.append(bar("peer", top + 15 + BAR + 1, other, f"{peer}: {other:.0%}"))
     return "\n".join([*parts, "</svg>\n"])
 
 
