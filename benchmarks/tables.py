@@ -11,6 +11,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,6 +40,29 @@ GPU_WORKLOADS = {
     "mid": "128 requests, 256-1024 in, 128-256 out",
     "single": "one request, 512 in, 256 out",
     "ttft8k": "8,192 in, first token",
+}
+# Table -> machine and commit, and rows by the ends of their files' names.
+MODELS = {
+    "h200-models": (
+        "h200-1f19b61",
+        {
+            "gpu_serving-8b-weights-fp8": "Qwen3-8B, fp8",
+            "gpu_int4-engine": "Qwen3-8B, int4",
+            "gpu_serving-30b-a3b": "Qwen3-30B-A3B, bf16",
+            "gpu_serving-30b-a3b-weights-fp8": "Qwen3-30B-A3B, fp8",
+            "gpu_int4-engine-30b-a3b": "Qwen3-30B-A3B, int4",
+            "gpu_serving-gpt-oss-20b": "gpt-oss-20b, MXFP4",
+        },
+    ),
+    "h100-models": (
+        "h100-4b7d414",
+        {
+            "gpu_serving-8b-weights-fp8": "Qwen3-8B, fp8",
+            "gpu_int4": "Qwen3-8B, int4",
+            "gpu_serving-30b-a3b": "Qwen3-30B-A3B, bf16",
+            "gpu_serving-gpt-oss-20b": "gpt-oss-20b, MXFP4",
+        },
+    ),
 }
 CPU, SMALL = "amd-epyc-zen5-2core-6a40f8e-cpu_throughput", "h200-2c96888-gpu_serving-0.6b"
 LARGE = "h200-1f19b61-gpu_serving-"
@@ -124,28 +148,6 @@ def models(machine: str, ends: dict[str, str]) -> str:
     return table(header, rows) + files(f"{machine}-gpu_*")
 
 
-def h200_models() -> str:
-    ends = {
-        "gpu_serving-8b-weights-fp8": "Qwen3-8B, fp8",
-        "gpu_int4-engine": "Qwen3-8B, int4",
-        "gpu_serving-30b-a3b": "Qwen3-30B-A3B, bf16",
-        "gpu_serving-30b-a3b-weights-fp8": "Qwen3-30B-A3B, fp8",
-        "gpu_int4-engine-30b-a3b": "Qwen3-30B-A3B, int4",
-        "gpu_serving-gpt-oss-20b": "gpt-oss-20b, MXFP4",
-    }
-    return models("h200-1f19b61", ends)
-
-
-def h100_models() -> str:
-    ends = {
-        "gpu_serving-8b-weights-fp8": "Qwen3-8B, fp8",
-        "gpu_int4": "Qwen3-8B, int4",
-        "gpu_serving-30b-a3b": "Qwen3-30B-A3B, bf16",
-        "gpu_serving-gpt-oss-20b": "gpt-oss-20b, MXFP4",
-    }
-    return models("h100-4b7d414", ends)
-
-
 def open_loop() -> str:
     name, rows = "h200-7932823-gpu_open_loop-8b", []
     engines = [load(name)["engines"][engine] for engine in ("Octavo", "vllm")]
@@ -197,11 +199,8 @@ def ops() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     function.__name__.replace("_", "-"): function
-    for function in (
-        *(readme, cpu, cpu_gpt_oss, small_model, h200_models, h100_models),
-        *(open_loop, gpu_http, forest, ops),
-    )
-}
+    for function in (readme, cpu, cpu_gpt_oss, small_model, open_loop, gpu_http, forest, ops)
+} | {name: partial(models, *case) for name, case in MODELS.items()}
 
 
 def filled(text: str) -> str:
