@@ -23,6 +23,7 @@ def load(name: str) -> Any:
     return json.loads(path.read_text())
 
 
+@cache
 def cpu_figures(name: str, workload: str) -> Figures:
     """Tokens/s of the first run, beside the best run of llama.cpp, from a file of cpu_throughput.py."""
     report = load(name)
@@ -33,6 +34,7 @@ def cpu_figures(name: str, workload: str) -> Figures:
     return first, first / bound, peer["tokens_per_s_max"]
 
 
+@cache
 def serving_figures(name: str, workload: str) -> Figures:
     """The first run in its unit, beside the first run of vLLM, from a file of gpu_serving.py."""
     result, work = load(name)["results"][workload], WORKLOADS[workload]()
@@ -41,6 +43,7 @@ def serving_figures(name: str, workload: str) -> Figures:
     return work.rate(seconds), run_bound_s(load(name), work) / seconds, peer and peer["first_rate"]
 
 
+@cache
 def int4_figures(name: str, workload: str, rates: str) -> Figures:
     """Tokens/s of the first run from a file of gpu_int4.py, beside nobody.
 
