@@ -8,12 +8,12 @@ takes longer. The last line is JSON.
     python benchmarks/gpu_deterministic.py [--model 0.6b] [--nano] [--save MACHINE]
 """
 
-from gpu_linear import microseconds, random_numbers
 from support.common import make_parser, publish, table
 from support.gpu_bound import SHAPES
 from support.gpu_model import load, run
 from support.gpu_timing import copy_bandwidth, matrix_flops
 from support.gpu_workloads import WORKLOADS
+from support.products import microseconds, random_numbers
 from torch.nn.functional import linear
 
 from octavo.gemm.portable.invariant import invariant_linear

@@ -7,6 +7,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from octavo.errors import ConfigError
+
+GENERATION_VARIABLE = "OCTAVO_GPU_GENERATION"
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -28,9 +31,21 @@ def num_multiprocessors(device: torch.device) -> int:
 
 @cache
 def nvidia_generation(device: torch.device) -> int:
-    """Return the major number of an NVIDIA GPU's compute capability, 9 for Hopper; 0 for other devices."""
-    is_nvidia = device.type == "cuda" and torch.version.hip is None
-    return torch.cuda.get_device_capability(device)[0] if is_nvidia else 0
+    """Return the major number of an NVIDIA GPU's compute capability, 9 for Hopper; 0 for other devices.
+
+    The environment variable OCTAVO_GPU_GENERATION, read once, names an older generation whose kernels are
+    taken instead, so that the portable ones can be measured and tested on a newer GPU.
+
+    Raises:
+        ConfigError: the variable is not a generation from 8 to that of the GPU.
+    """
+    if device.type != "cuda" or torch.version.hip is not None:
+        return 0
+    generation = torch.cuda.get_device_capability(device)[0]
+    named = os.environ.get(GENERATION_VARIABLE, "")
+    if named and named not in map(str, range(8, generation + 1)):
+        raise ConfigError(f"{GENERATION_VARIABLE} must be 8 to {generation}, that of this GPU, got {named!r}")
+    return int(named or generation)
 
 
 def can_overlap(device: torch.device) -> bool:
