@@ -10,7 +10,7 @@ from .common import RESULTS
 from .gpu_bound import bound_s, run_bound_s
 from .gpu_workloads import WORKLOADS
 
-# Bytes of a packed weight of 4 bits, scales included, as gpu_moe.py counts them.
+# Bytes of a packed weight of 4 bits, scales included.
 INT4_BYTES = 17 / 32
 # A first run's figure, its share of the bound, and the peer's figure of the same call.
 Figures = tuple[float, float, float | None]
@@ -45,7 +45,7 @@ def serving_figures(name: str, workload: str) -> Figures:
 
 @cache
 def int4_figures(name: str, workload: str, rates: str) -> Figures:
-    """Tokens/s of the first run from a file of gpu_int4.py, beside nobody.
+    """Tokens/s of the first run with random weights of 4 bits, beside nobody.
 
     vLLM's figure is left out: it was no faster than in bfloat16, so that nothing shows that it ran quantised.
 
