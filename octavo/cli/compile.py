@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import torch
 
-from octavo.attention.cpu.compile import cache_folder
 from octavo.attention.cpu.kernel import unsupported_reason
 from octavo.cli.loading import load
 from octavo.config import EngineConfig
 from octavo.engine.memory import gib
 from octavo.errors import ConfigError, EngineError
-from octavo.layers.cpu.library import compile_failure
+from octavo.gemm.cpu.library import compile_failure
+from octavo.kernels.c.compile import cache_folder
 from octavo.sampling_params import SamplingParams
 
 

@@ -18,8 +18,8 @@ from octavo.layers import (
     kernels_of,
     make_step,
 )
-from octavo.layers.cpu.stack import LayerStack
-from octavo.layers.moe.feed_forward import ExpertFeedForward
+from octavo.layers.compiled_stack import LayerStack
+from octavo.layers.expert_feed_forward import ExpertFeedForward
 from octavo.layers.steps.cpu import CpuStep
 from octavo.models.config import ModelConfig
 from octavo.parallel import TensorParallel
@@ -42,7 +42,10 @@ class DecoderLayer:
         """What layers have in common if they launch the same kernels."""
         options = self.attention.options
         return (
-            *(options.window, options.rope, options.softcap, options.sinks is not None),
+            options.window,
+            options.rope,
+            options.softcap,
+            options.sinks is not None,
             *map(kernels_of, (self.attention.qkv_proj, self.attention.o_proj)),
             self.feed_forward.kind,
         )

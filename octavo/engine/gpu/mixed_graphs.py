@@ -15,7 +15,7 @@ from octavo.engine.gpu.graphs import CapturedNetwork, GraphPool, StepGraphs
 from octavo.engine.gpu.rows import DeviceRows
 from octavo.engine.gpu.sizes import next_size, token_sizes
 from octavo.engine.step.input import StepInput
-from octavo.gpu.copies import copy_to, to_device
+from octavo.kernels.copies import copy_to, to_device
 from octavo.layers.steps.dense import MIN_TOKENS
 
 
@@ -98,7 +98,12 @@ class MixedGraphs(StepGraphs[MixedVariant]):
         size = variant.size
         input_ids, positions, slots, starts, seq_lens = self._step.split(self._fields)
         hidden = network.forward(
-            *(input_ids[:size], positions[:size], slots[:size], starts, seq_lens, self._table),
+            input_ids[:size],
+            positions[:size],
+            slots[:size],
+            cu_seqlens_q=starts,
+            seq_lens=seq_lens,
+            block_table=self._table,
             max_query_len=size,
             shares=variant.shares,
             is_fresh=variant.is_fresh,
