@@ -39,9 +39,10 @@ def table(heading: str) -> list[str]:
     lines = [line for row in rows if row.ours and row not in equal for line in _counterpart(row, heading)]
     if equal:
         lines += _wrapped(f"- {_all_names(equal)}: unchanged")
+    lines += ["", "No counterpart:", ""]
     for reason in dict.fromkeys(row.note for row in rows if not row.ours):
         lacking = [row for row in rows if not row.ours and row.note == reason]
-        lines += _wrapped(f"- {_all_names(lacking)}: **none**; {reason}")
+        lines += _wrapped(f"- {_all_names(lacking)}: {reason}")
     return lines
 
 
