@@ -116,7 +116,7 @@ def prompt_s(network: Network, num_gpus: int, num_tokens: int = PROMPT) -> tuple
 
 def with_share(value: float, part_s: float, total_s: float) -> str:
     """Format a value, and in brackets the share of its time that sums take."""
-    return f"{value:,.0f} ({100 * part_s / total_s:.0f} %)"
+    return f"{value:,.0f} ({100 * part_s / total_s:.0f}%)"
 
 
 def fits(network: Network, device: Device, num_gpus: int) -> bool:
