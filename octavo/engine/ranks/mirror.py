@@ -1,4 +1,4 @@
-"""Turns steps into records and records into steps. Other ranks see as much of rank 0's requests as steps read.
+"""Turns steps into records and records into steps. Other ranks see what steps read of rank 0's requests.
 
 Only what is new is sent: a request once, then the tokens and blocks that it got since its last step. Tokens
 come from rank 0, although every rank samples the same ones: so a follower's request is rank 0's, whatever was
