@@ -22,9 +22,9 @@ from octavo.forms.blocks import BlockWeight
 BLOCK = 32
 """Values that share an exponent; they take 16 bytes."""
 MXFP4 = Storage("mxfp4", 0.5 + 1 / BLOCK, form="MXFP4", tile=(1, BLOCK))
-# Of matrices that are not experts: a GPU's kernels multiply them as integers of 8 bits, see on_gpu.
+# For matrices that are not experts: a GPU's kernels multiply them as integers of 8 bits, see in_bytes.
 MXFP4_DENSE = Storage("mxfp4", 0.5 + 1 / BLOCK, bytes_on_gpu=1 + 4 / BLOCK, form="MXFP4", tile=(1, BLOCK))
-# No number: the exponent that stands for NaN.
+# The exponent that stands for NaN.
 _NAN = 255
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 

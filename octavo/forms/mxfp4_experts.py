@@ -12,7 +12,7 @@ from octavo.forms.base import StackShape, Storage
 from octavo.forms.mxfp4 import BLOCK, Mxfp4Weight
 
 LARGEST_EXPONENT = 128
-"""Of MXFP4 experts on a GPU, 127 too large: kernels read scales 2 ** 126 times as large."""
+"""Largest exponent of experts on a GPU, 127 too large: kernels read scales 2 ** 126 times as large."""
 # Columns of a span: a word holds eight of them, and four exponents are a word.
 _SPAN = 4 * BLOCK
 # Exponents are stored so much larger.

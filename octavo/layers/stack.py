@@ -1,6 +1,6 @@
-"""Which decoders run all their layers in one call: on a CPU, those whose matrices are in blocks.
+"""Decoders that run all their layers in one call into C: on a CPU, those whose matrices are in blocks.
 
-The others, on any device, are called layer by layer.
+The layers of others, on any device, are called one by one.
 """
 
 from collections.abc import Sequence

@@ -12,7 +12,7 @@ from octavo.gemm.cpu import block_linear as blocks
 from octavo.gemm.cpu.block_linear import BlockLinear
 from octavo.gemm.linear import UnfusedLinear
 
-# Of a weight, its share of the block's scale included.
+# Bytes that a number of the weight takes, its share of the block's scale included.
 BYTES_PER_NUMBER = 1 + 4 / BLOCK
 _LIMIT = 127
 

@@ -1,4 +1,4 @@
-"""cuDNN attention for a prompt that is alone in its step, with nothing in the cache before it."""
+"""cuDNN attention for a prompt that is the only work of its step and has no cached prefix."""
 
 import torch
 from torch import Tensor

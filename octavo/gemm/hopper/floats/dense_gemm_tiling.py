@@ -12,14 +12,14 @@ from octavo.kernels.device import nvidia_generation
 ATOM = 64
 ATOM_BYTES = 128
 GROUP_ROWS = 64
-# All of an SM's shared memory but what barriers and the system take: the more bytes under way, the better.
+# An SM's shared memory, less what barriers and the system take: the more bytes in flight, the better.
 _SHARED_BYTES = 200 * 1024
-# Fewest programs. More of them have smaller tiles and read rows more often; long sums (K) of few rows want
-# more.
+# Fewest programs: with more of them tiles are smaller and rows are read more often. Long sums (K) of a few
+# rows take more.
 _NUM_PROGRAMS = 64
 _NUM_PROGRAMS_LONG = 72
 _LONG = 4096
-# Of the latter: tiles of 32 rows of the weight are the smallest, where there are enough of them.
+# If there are so many tiles of 32 rows of the weight, long sums take no smaller ones.
 _ENOUGH = 48
 # Each stage's barriers take time to set up.
 _MAX_STAGES = 24
@@ -133,7 +133,7 @@ def fill_tiling(
         is_gated: whether an activation halves the columns.
         shared_bytes: shared memory to fill.
     """
-    # Without what a product reads beyond the last rows, and barriers.
+    # A product reads beyond the last rows, and barriers take space, too.
     space = shared_bytes - 2 * ATOM * (GROUP_ROWS - rows) - 1024
     weight_rows = columns * (2 if is_gated else 1)
     depth = 128 if rows > 16 else 256

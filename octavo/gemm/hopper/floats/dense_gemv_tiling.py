@@ -16,10 +16,10 @@ WARPS = 4
 ATOM_BYTES = 64
 # Numbers of x that all warps load at once.
 X_STEP = WARPS * 256
-# Half of an SM's shared memory, but for the system's, barriers and sums: the next kernel's weights are on
-# their way while this one runs.
+# Half of an SM's shared memory, less the system's, barriers and sums: the next kernel's weights are in flight
+# while this one runs.
 _SHARED_BYTES = 112_000
-# As many registers that two programs fit on an SM, which is given them for two warpgroups a program. Longer
+# With so many registers two programs fit on an SM, which allots them for two warpgroups a program. Longer
 # rows of x need more while they are normed or scaled.
 _REGISTERS = 104
 _LONG = 16384
@@ -31,7 +31,7 @@ _DTYPES = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True)
 class GemvTiling:
-    """What a program has under way.
+    """What a program has in flight.
 
     Attributes:
         blocks: atoms of each warp per step, of TILE_ROWS rows.

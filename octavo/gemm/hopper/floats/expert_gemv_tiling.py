@@ -13,15 +13,15 @@ from octavo.gemm.hopper.floats.dense_gemv_tiling import ATOM_BYTES, TILE_ROWS, W
 from octavo.kernels.device import nvidia_generation
 
 MAX_TOKENS = 4
-# Most registers of a thread: so two programs fit on an SM.
+# Most registers of a thread: two programs fit on an SM.
 REGISTERS = 104
 # Bytes of shared memory. A program of gate and up takes more than half of an SM's and leaves room for one of
-# down: two of them on an SM would have twice the work, while other SMs have none.
+# down: two of them on an SM would have twice the work, while other SMs idle.
 _HALF, _DOWN_BYTES = 116_000, 97_000
-# What TMA copies is a power of two.
+# TMA copies powers of two.
 _BLOCKS = (4, 2, 1)
 LEAST_STAGES = 3
-# Of a warp and a row of the weight, if they have a scale each.
+# Most atoms of a warp and a row of the weight, if each has a scale.
 _MOST_ATOMS = 16
 
 
@@ -104,7 +104,7 @@ def float_tiling_for(size: int, itemsize: int, num_tokens: int, summed: int) -> 
         return FloatTiling(blocks, x_steps, stages)
 
     def cost(tiling: FloatTiling) -> tuple[bool, int]:
-        # Few steps, and few that are partly past the end of K: a step costs as much as an atom more.
+        # Prefer a small number of steps, and of columns past the end of K: a step costs as much as an atom.
         return tiling.stages < LEAST_STAGES, -(-atoms // tiling.blocks) * (tiling.blocks + 1)
 
     return min(map(make, _BLOCKS), key=cost)

@@ -16,7 +16,7 @@ COLUMNS = 8
 # Warps that share K, a span each: two for each scheduler, as products wait for one another.
 WARPS = 8
 SPAN = 128
-# Most registers of a thread: so two programs fit on an SM.
+# Most registers of a thread: two programs fit on an SM.
 REGISTERS = 80
 # Bytes of shared memory. Those of gate and up and those of down fit on an SM together, and so do down's and a
 # GEMV's, but never two of one kind: they would sit two by two on some SMs, with twice the work.
@@ -78,7 +78,7 @@ def misfit(x: Tensor, weight: ExpertsWeight, num_chosen: int) -> str | None:
 
 
 def copy_boxes(*, is_gated: bool) -> tuple[list[int], list[int]]:
-    """Return what a copy by TMA has of words and of exponents: of gate and up, or of an expert of down."""
+    """Return the boxes of words and of exponents that TMA copies: of gate and up, or of an expert of down."""
     if is_gated:
         return [2, 1, WARPS, 2 * COLUMNS, 16], [2, 1, WARPS, 2 * COLUMNS]
     return [1, WARPS, COLUMNS, 16], [1, WARPS, COLUMNS]

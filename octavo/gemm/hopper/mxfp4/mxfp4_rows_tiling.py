@@ -14,11 +14,11 @@ TILE = 128
 # Columns of half a span, as many as TMA's widest swizzle takes.
 ATOM = 64
 SPAN = 128
-# Bytes of shared memory for stages; the rest of 227 KB is for results that change places.
+# Bytes of shared memory for stages; the rest of the 227 KB is scratch for transposing results.
 _STAGE_BYTES = 210_000
 # Bytes of a span of a tile's words.
 _WORD_BYTES = TILE * 16 * 4
-# Rows of an expert, up to which tiles have 64 rows: two programs an SM make up for words read more often.
+# Up to so many rows of an expert, tiles have 64 rows: two programs on an SM make up for words read twice.
 _MOST_OF_64 = 128
 
 

@@ -21,7 +21,7 @@ _MANY_FORMS = {32: (32, 1), 64: (64, 1), 96: (32, 3), 128: (128, 1), 192: (64, 3
 _FORMS = _MANY_FORMS | {128: (64, 1), 192: (32, 3), MOST_ROWS: (64, 2)}
 # Spans of an SM from which on they are many.
 _MANY_UNITS = 16
-# Shared memory for rows and words: all of an SM's, but for barriers.
+# Shared memory for rows and words: all of an SM's, less that of barriers.
 _SHARED_BYTES = 226 * 1024
 
 

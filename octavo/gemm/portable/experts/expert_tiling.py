@@ -13,7 +13,7 @@ from octavo.kernels.device import nvidia_generation
 
 AnyExpertWeight = ExpertWeight | Mxfp4ExpertWeight | PackedExpertWeight
 
-# Of 1 to 4 tokens, each pair by itself.
+# For 1 to 4 tokens, each pair by itself.
 FEW_TILING = Tiling(columns=4, depth=1024, num_warps=2)
 # Rows of a tile that never change, for deterministic steps.
 _ONE_FOR_ALL = 64
