@@ -6,7 +6,7 @@
     portable/   by Triton on every NVIDIA GPU
 
 `linear` says what a layer is to a block, and what its product may take in: norm, activation, residual sum.
-`gpu_linear` and `stacked_experts` run what the table has for a weight on a GPU, `make_linear` makes layers, and
+`make_linear` makes layers; `gpu_linear` and `stacked_experts` run what the table has for a weight on a GPU;
 `explain` says which products a weight would take on a GPU that is not here. A product's `unsupported_reason`
 returns why it cannot run, or None. The table and the tilings import no Triton.
 """

@@ -1,7 +1,7 @@
 """What a row of gemm.table says, a layer or a product, and how the first row that holds is found."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -87,13 +87,16 @@ class Layer:
             if reason is not None:
                 return reason
             capability = torch.cuda.get_device_capability(target.device)
+            if target.generation < capability[0]:
+                # OCTAVO_GPU_GENERATION says so: the newest of that generation.
+                capability = target.generation, 9
         if capability >= self.capability:
             return None
         needed, got = (".".join(map(str, each)) for each in (self.capability, capability))
         return f"it needs a GPU of compute capability {needed} or later, got {got}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Product:
     """A product for a form of weights and some numbers of rows.
 
@@ -117,6 +120,7 @@ class Product:
 
     name: str
     launch: str
+    _: KW_ONLY
     why: str
     rows: tuple[int, int] = (0, MANY)
     generation: int = 0

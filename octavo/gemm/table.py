@@ -8,7 +8,7 @@ The first row that holds is taken, so the fastest product stands first. Limits (
 on an H200. `octavo inspect MODEL --products` prints which rows a model takes, and why.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -35,10 +35,8 @@ _HOPPER = 9
 # Rows of an LM head.
 _VOCABULARY = 65536
 
-_BLOCKS = Layer(
-    make="cpu.block_linear:make_layer", device="cpu", dtypes=(float32,), compiles=True,
-    why="8-bit activations, by the C kernel",
-)  # fmt: skip
+_BLOCKS = Layer(make="cpu.block_linear:make_layer", device="cpu", dtypes=(float32,), compiles=True,
+                why="8-bit activations, by the C kernel")  # fmt: skip
 _PACKED: dict[str, Any] = {"make": "gpu_linear:make_layer", "form": "packed", "dtypes": _HALF}
 _DEQUANTISED = Layer(make="dequantised:make_layer", device="", why="dequantised in each GEMM, by PyTorch")
 
@@ -54,12 +52,10 @@ LAYERS: Mapping[str, tuple[Layer, ...]] = MappingProxyType({
     "bf16": (Layer(make="cpu.bfloat16:Bfloat16Linear", form="bfloat16", device="cpu",
                    dtypes=(float32, bfloat16), why=matrix_units.describe),),
     "int8": (replace(_BLOCKS, make="cpu.int8:make_layer"),),
-    "deterministic": (Layer(make="portable.invariant:InvariantLinear", dtypes=(*_HALF, float32),
-                            why="no row's bits depend on other rows: one order of sums"),),
+    "deterministic": (Layer(make="portable.invariant:InvariantLinear", why="one order of sums for rows"),),
     "blocks": (_BLOCKS, Layer(why="packed in groups, by GPU kernels", pack=PackedWeight.pack,
                               blank=PackedWeight.blank, **_PACKED)),
-    "router": (Layer(form="router", dtypes=(*_HALF, float32), why="by GPU kernels"),
-               Layer(device="", make="router:PyTorch", why="by PyTorch, in float32")),
+    "router": (Layer(form="router", why="by GPU kernels"), Layer(device="", make="torch:", why="in float32")),
     # Groups of columns that are no multiple of 32, or columns with scales of their own: no kernel does.
     "odd blocks": (),
     "float8": (
@@ -86,23 +82,17 @@ EXPERT_LAYERS: Mapping[str, Layer] = MappingProxyType({
     "blocks": Layer(why=_ONCE, form="packed", dtypes=_HALF, blank=PackedStack),
 })  # fmt: skip
 
-
-def _row(name: str, launch: str, **shared: Any) -> Callable[..., Product]:
-    """Return what makes rows of one product for several limits."""
-    return partial(Product, name=name, launch=launch, **shared)
-
-
-_gemv = _row("gemv", "hopper.floats.dense_gemv:gemv_linear", rows=(1, 1), generation=_HOPPER, norms=1,
-             streams=True, misfit=dense_gemv_tiling.misfit)  # fmt: skip
-_skinny = _row("skinny", "portable.skinny:skinny_linear", norms=4)
-_hopper = _row("hopper", "hopper.floats.dense_gemm:hopper_linear", generation=_HOPPER)
+_gemv = partial(Product, "gemv", "hopper.floats.dense_gemv:gemv_linear", rows=(1, 1), norms=1, streams=True,
+                generation=_HOPPER, misfit=dense_gemv_tiling.misfit)  # fmt: skip
+_skinny = partial(Product, "skinny", "portable.skinny:skinny_linear", norms=4)
+_hopper = partial(Product, "hopper", "hopper.floats.dense_gemm:hopper_linear", generation=_HOPPER)
 _hopper_floats = partial(_hopper, refuses=lambda x, w, is_gated: dense_gemm_tiling.misfit(x, w))
 _hopper_float8 = partial(_hopper, misfit=dense_gemm_tiling.float8_misfit, rounds="rows")
-_many = _row("many", "hopper.float8.many_gemm:many_linear", generation=_HOPPER, rounds="rows",
-             misfit=many_tiling.misfit)  # fmt: skip
-_float8 = _row("float8", "portable.float8_gemm:float8_linear", rounds="rows")
-_torch = _row("torch", "portable.torch_gemm:float8_linear", rounds="tiles")
-_in_c = _row("C kernel", "multiply_in_c", why="float32 activations; the weight is read once")
+_many = partial(Product, "many", "hopper.float8.many_gemm:many_linear", rounds="rows",
+                generation=_HOPPER, misfit=many_tiling.misfit)  # fmt: skip
+_float8 = partial(Product, "float8", "portable.float8_gemm:float8_linear", rounds="rows")
+_torch = partial(Product, "torch", "portable.torch_gemm:float8_linear", rounds="tiles")
+_in_c = partial(Product, "C kernel", "multiply_in_c", why="float32 rows; the weight is read once")
 
 # Form of a weight -> products, the fastest first; together they have one for any number of rows.
 PRODUCTS: Mapping[str, tuple[Product, ...]] = MappingProxyType({
@@ -119,14 +109,12 @@ PRODUCTS: Mapping[str, tuple[Product, ...]] = MappingProxyType({
         _skinny(rows=(1, 1), why="sums in registers; it streams a weight once, on every GPU"),
         _skinny(rows=(2, 4), where=lambda w: w.shape[1] < 4096 and w.shape[0] < _VOCABULARY,
                 why="sums in registers; cuBLAS is faster from K = 4,096 on, and at an LM head"),
-        Product(name="plain", launch="portable.torch_gemm:linear", fuses=False,
-                why="cuBLAS: as fast, or up to 1.7 times as fast, where no row above holds (ADR 15)"),
+        Product("plain", "portable.torch_gemm:linear", fuses=False, why="cuBLAS is faster, or as fast"),
     ),
     "float8": (
         _gemv(why="streams the weight while the kernel before it runs"),
         _skinny(rows=(1, 1), why="sums in registers; it streams a weight once, on every GPU"),
-        _many(rows=(65, MANY), where=lambda w: w.height == 1,
-              why="persistent, with float8 tensor cores; scales are of rows"),
+        _many(rows=(65, MANY), where=lambda w: w.height == 1, why="persistent, with float8 tensor cores"),
         _many(rows=(65, 256), where=lambda w: w.shape[0] <= 4096,
               why="persistent; with scales of tiles torch is as fast from 257 rows on, and with N > 4,096"),
         _hopper_float8(rows=(2, 64), where=lambda w: w.shape[0] < 16384 or (w.shape[1] >= 4096
@@ -134,53 +122,48 @@ PRODUCTS: Mapping[str, tuple[Product, ...]] = MappingProxyType({
         _hopper_float8(rows=(33, 64), where=lambda w: w.width == w.shape[1],
                        why="TMA and wgmma; with N >= 16,384 short rows, float8 is faster up to 32 rows of x"),
         _float8(rows=(0, 64), why="Triton with float8 tensor cores, in tiles for a few rows"),
-        _torch(where=float8_tiling.torch_fits_rows, why="torch's own product with scales of rows"),
-        _torch(where=float8_tiling.torch_fits_tiles, generation=_HOPPER,
-               why="torch's own product with scales of 128 x 128 numbers"),
+        _torch(where=float8_tiling.torch_fits_rows, why="torch's, scales of rows"),
+        _torch(where=float8_tiling.torch_fits_tiles, generation=_HOPPER, why="torch's, scales of tiles"),
         _float8(why="Triton with float8 tensor cores; torch has no product for such scales or sizes"),
     ),
     "packed": (
-        Product(name="gemv", launch="hopper.packed.packed_gemv:packed_gemv_linear", rows=(1, 1), norms=1,
-                generation=_HOPPER, misfit=packed_gemv_tiling.misfit, streams=True,
-                why="integers on tensor cores, 4 bits in groups of 128"),
-        Product(name="few", launch="portable.packed.rows_gemm:few_linear", rows=(0, 16), norms=1,
+        Product("gemv", "hopper.packed.packed_gemv:packed_gemv_linear", rows=(1, 1), norms=1, streams=True,
+                generation=_HOPPER, misfit=packed_gemv_tiling.misfit, why="4 bits: integers on tensor cores"),
+        Product("few", "portable.packed.rows_gemm:few_linear", rows=(0, 16), norms=1,
                 streams=True, why="streams words through tensor cores: two tiles of 8 rows"),
-        Product(name="hopper", launch="hopper.packed.packed_gemm:hopper_medium_linear", rows=(17, 256),
+        Product("hopper", "hopper.packed.packed_gemm:hopper_medium_linear", rows=(17, 256),
                 refuses=lambda x, w, is_gated: packed_gemm_tiling.misfit(x, w, is_gated=is_gated),
                 generation=_HOPPER, why="4 bits, unpacked in registers between TMA and wgmma"),
-        Product(name="medium", launch="portable.packed.medium:medium_linear", rows=(17, 256),
-                why="dequantises tiles in registers, in Triton"),
-        Product(name="dequantised", launch="portable.torch_gemm:dequantised_linear",
+        Product("medium", "portable.packed.medium:medium_linear", rows=(17, 256), why="unpacks in registers"),
+        Product("dequantised", "portable.torch_gemm:dequantised_linear",
                 why="from 257 rows on it is faster to dequantise the whole weight, then call cuBLAS"),
     ),
     "router": (
-        Product(name="route", launch="portable.experts.route_token:norm_and_route", rows=(1, 4), norms=4,
+        Product("route", "portable.experts.route_token:norm_and_route", rows=(1, 4), norms=4,
                 where=lambda w: w.shape[0] <= 256 and w.shape[1] <= 8192,
                 why="one kernel norms tokens, multiplies and chooses experts: up to 256, hidden up to 8,192"),
-        Product(name="logits", launch="portable.experts.router_logits:router_logits",
-                why="float32 sums on tensor cores; another kernel chooses experts"),
+        Product("logits", "portable.experts.router_logits:router_logits", why="another kernel chooses"),
     ),
     "bfloat16": (
         *(_in_c(rows=(0, rows), where=lambda layer, units=units: layer.units == units,
                 misfit=lambda layer: compiled_rows.unsupported_reason(len(layer.weight)))
           for units, rows in matrix_units.FEW_ROWS.items()),
-        Product(name="oneDNN", launch="multiply_in_bfloat16", where=lambda layer: layer.units is not None,
-                why="bfloat16 activations, by the CPU's units for bfloat16"),
-        Product(name="widened", launch="multiply_widened", why="parts become float32, then MKL"),
+        Product("oneDNN", "multiply_in_bfloat16", where=lambda layer: layer.units, why="bfloat16 rows"),
+        Product("widened", "multiply_widened", why="parts become float32, then MKL"),
     ),
     "float8 on a CPU": (
         _in_c(rows=(0, 16), where=lambda layer: layer.rounds and layer.runs_in_c),
         _in_c(rows=(0, 256), where=lambda layer: not layer.rounds and layer.runs_in_c),
-        Product(name="oneDNN", launch="multiply_in_bfloat16", why="parts become bfloat16, then oneDNN",
+        Product("oneDNN", "multiply_in_bfloat16", why="parts become bfloat16, then oneDNN",
                 where=lambda layer: layer.rounds and layer.runs_in_c),
-        Product(name="dequantised", launch="multiply_dequantised", why="parts become float32, then MKL"),
+        Product("dequantised", "multiply_dequantised", why="parts become float32, then MKL"),
     ),
 })  # fmt: skip
 
 _STREAMS = "streams the experts of a token through persistent programs"
-_stream = partial(Product, name="gemv", generation=_HOPPER, streams=True)
-_few = partial(Product, name="few", mixes=True, why="each pair of a token and an expert by itself, unsorted")
-_grouped = partial(Product, name="grouped", mixes=True, why="pairs sorted by expert: each is read once")
+_stream = partial(Product, "gemv", generation=_HOPPER, streams=True)
+_few = partial(Product, "few", mixes=True, why="each pair of a token and an expert by itself, unsorted")
+_grouped = partial(Product, "grouped", mixes=True, why="pairs sorted by expert: each is read once")
 _float_stream = partial(_stream, launch="hopper.floats.expert_gemv", why=_STREAMS,
                         refuses=lambda x, w, k, summed: expert_gemv_tiling.misfit(x, w, summed))  # fmt: skip
 _FLOAT_FEW = _few(launch="portable.experts.pairs", rows=(0, 4), tiling=expert_tiling.float_pair_tiling)
@@ -192,7 +175,7 @@ EXPERTS: Mapping[str, tuple[Product, ...]] = MappingProxyType({
     "float8": (
         _float_stream(rows=(1, 4)),
         _FLOAT_FEW,
-        Product(name="rounded", launch="portable.experts.grouped", tiling=expert_tiling.rounded_tiling,
+        Product("rounded", "portable.experts.grouped", tiling=expert_tiling.rounded_tiling,
                 why="pairs sorted by expert: each is read once; rows become float8, too"),
         _FLOAT_GROUPED,
     ),
@@ -200,7 +183,7 @@ EXPERTS: Mapping[str, tuple[Product, ...]] = MappingProxyType({
         _stream(launch="hopper.mxfp4.mxfp4_gemv", rows=(1, 1), why=_STREAMS,
                 refuses=lambda x, w, k, summed: mxfp4_gemv_tiling.misfit(x, w, k)),
         _few(launch="portable.experts.mxfp4_gemm", rows=(0, 4), tiling=expert_tiling.mxfp4_pair_tiling),
-        Product(name="persistent", launch="hopper.mxfp4.mxfp4_rows", generation=_HOPPER, above=48,
+        Product("persistent", "hopper.mxfp4.mxfp4_rows", generation=_HOPPER, above=48,
                 refuses=lambda x, w, k, summed: mxfp4_rows_tiling.misfit(x, w),
                 tiling=mxfp4_rows_tiling.mxfp4_many_tiling_for,
                 why="TMA and wgmma in persistent programs: faster above 48 rows of an expert (H100)"),

@@ -20,9 +20,9 @@ class TritonStep:
 
     The first layer with a window makes the task map for it, and other layers reuse the map. Layers without a
     window read shared prefixes once, by the forest in the metadata; layers with one read them per sequence. A
-    long fresh prompt that is the only work of its step uses dense.attend_dense if cuDNN supports the layer. One
-    token, or one of each of a few sequences that share nothing, has a kernel that does all of it, between GEMMs
-    that fetch weights early; between other GEMMs that kernel was slower.
+    long fresh prompt that is the only work of its step uses dense.attend_dense if cuDNN supports the layer.
+    One token, or one of each of a few sequences that share nothing, has a kernel that does all of it, between
+    GEMMs that fetch weights early; between other GEMMs that kernel was slower.
     """
 
     def __init__(
