@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from octavo.router import Marks, Report
+from octavo.router.ledger import MAX_REPORTED_MARKS
 from octavo.router.marks import DIGEST_BYTES
-from octavo.router.report import MAX_REPORTED_MARKS
 
 BYTES_PER_TOKEN = 4
 

@@ -7,9 +7,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
-from octavo.router.choice import Choice, Weights, choose
+from octavo.router.ledger import MAX_REPORTED_MARKS, Report
 from octavo.router.marks import Marks
-from octavo.router.report import MAX_REPORTED_MARKS, Report
+from octavo.router.score import Choice, Weights, choose
 
 # A prompt that was sent counts as cached for this long. After that, only the replica's report counts.
 _TRUST_S = 10.0

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from test_marks import marks
 
 from octavo.router import Fleet, Flight, Marks, Report, Weights, choose
-from octavo.router.report import MAX_REPORTED_MARKS
+from octavo.router.ledger import MAX_REPORTED_MARKS
 
 ROOMY = 1_000_000
 

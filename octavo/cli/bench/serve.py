@@ -39,8 +39,7 @@ def run_serve_bench(options: ServeBenchOptions) -> None:
     if options.plot is not None:
         check_plot(Path(options.plot))
     from octavo.bench_client.load import run_load
-    from octavo.bench_client.plot import plot
-    from octavo.bench_client.summary import Figures, summarise
+    from octavo.bench_client.summary import Figures, plot, summarise
 
     load = asyncio.run(run_load(options))
     figures: Figures = summarise(options, load)
