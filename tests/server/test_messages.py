@@ -12,7 +12,7 @@ from octavo.server.api.anthropic.input import chat_of
 from octavo.server.api.anthropic.output import block_events, blocks_of, ending
 from octavo.server.api.anthropic.types import MessagesRequest
 from octavo.server.api.responses.output import OutputWriter
-from octavo.server.parsing.pieces import Piece
+from octavo.server.parsing.piece import Piece
 
 CLOCK: dict[str, Any] = {
     "name": "now",

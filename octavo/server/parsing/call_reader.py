@@ -13,9 +13,8 @@ import secrets
 from collections.abc import Callable, Sequence, Set
 from typing import Literal
 
-from octavo.server.parsing.call_body import CallBody
-from octavo.server.parsing.call_object import CallObject
-from octavo.server.parsing.pieces import Piece, marker_at, partial_marker
+from octavo.server.parsing.json_call import CallObject
+from octavo.server.parsing.piece import CallBody, Piece, marker_at, partial_marker
 
 # After an object these show that it ended too early.
 GOES_ON = frozenset(',:]}"')

@@ -5,12 +5,11 @@ import string
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
-from octavo.server.parsing.call_body import CallBody
-from octavo.server.parsing.call_object import CallObject
 from octavo.server.parsing.call_reader import CallReader
-from octavo.server.parsing.pieces import Piece, marker_at
-from octavo.server.parsing.xml.call import XmlCall
-from octavo.server.parsing.xml.tags import END_FUNCTION, END_TOOL_CALL, FUNCTION, INNER_TAGS, TOOL_CALL
+from octavo.server.parsing.json_call import CallObject
+from octavo.server.parsing.piece import CallBody, Piece, marker_at
+from octavo.server.parsing.xml_call import XmlCall
+from octavo.server.parsing.xml_values import END_FUNCTION, END_TOOL_CALL, FUNCTION, INNER_TAGS, TOOL_CALL
 
 _BEGINS = (TOOL_CALL, FUNCTION)
 _ALPHANUMERIC = string.ascii_letters + string.digits

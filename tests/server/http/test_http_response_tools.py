@@ -11,7 +11,7 @@ from http_helpers import LiveServer
 from octavo.server.api.responses.input import chat_of
 from octavo.server.api.responses.output import OutputWriter
 from octavo.server.api.responses.types import ResponseEvent, ResponsesRequest
-from octavo.server.parsing.pieces import Piece
+from octavo.server.parsing.piece import Piece
 from octavo.tokenizer.messages import checked_messages
 
 URL = "/v1/responses"

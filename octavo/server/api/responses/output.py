@@ -16,7 +16,7 @@ from octavo.server.api.responses.types import (
 )
 from octavo.server.api.tools.toolbox import Toolbox
 from octavo.server.parsing.answer import AnswerReader, Reader, read_pieces
-from octavo.server.parsing.pieces import Piece
+from octavo.server.parsing.piece import Piece
 
 
 class OutputWriter:

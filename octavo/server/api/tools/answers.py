@@ -8,7 +8,7 @@ from octavo.outputs import CompletionOutput, FinishReason
 from octavo.server.api.tools.types import CalledFunction, ToolCall, ToolCallDelta
 from octavo.server.api.types import AnswerMessage, Delta
 from octavo.server.parsing.answer import Answer, Reader, read_answer
-from octavo.server.parsing.pieces import Piece
+from octavo.server.parsing.piece import Piece
 
 
 def whole_message(

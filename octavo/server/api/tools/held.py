@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 from octavo.errors import StructuredOutputError
 from octavo.sampling_params import SamplingParams, StructuredOutput
 from octavo.server.errors import ApiError, refused
-from octavo.server.parsing.grammars import GrammarWriter, HeldFunction, content_rule
-from octavo.server.parsing.harmony.grammar import harmony_grammar
+from octavo.server.parsing.answer_grammars import GrammarWriter, HeldFunction, content_rule, harmony_grammar
 from octavo.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

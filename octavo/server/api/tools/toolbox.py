@@ -14,13 +14,11 @@ from octavo.server.api.tools.held import held_params
 from octavo.server.api.tools.types import NamedTool, Tool
 from octavo.server.api.types import ChatRequest
 from octavo.server.errors import refused
-from octavo.server.parsing.answer import AnswerReader, Reader
-from octavo.server.parsing.call_formats import Function
-from octavo.server.parsing.describe import described
+from octavo.server.parsing.answer import AnswerReader, Reader, ReasoningReader
+from octavo.server.parsing.call_formats import Function, described
 from octavo.server.parsing.formats import ModelFormats
-from octavo.server.parsing.harmony.messages import open_channel, shown_messages
-from octavo.server.parsing.harmony.reader import HarmonyReader
-from octavo.server.parsing.reasoning import ReasoningReader
+from octavo.server.parsing.harmony import open_channel, shown_messages
+from octavo.server.parsing.harmony_reader import HarmonyReader
 from octavo.tokenizer import ChatText
 from octavo.tokenizer.messages import check_json, checked_messages
 

@@ -9,8 +9,7 @@ from octavo.engine.structured.patterns import translated
 from octavo.engine.structured.schemas import FORMATS
 from octavo.errors import StructuredOutputError
 from octavo.server.parsing.grammar_rules import ANY_TEXT, json_rule, pattern_terminal, without
-from octavo.server.parsing.xml.tags import END_PARAMETER, PARAMETER
-from octavo.server.parsing.xml.types import ValueKind, referred
+from octavo.server.parsing.xml_values import END_PARAMETER, PARAMETER, ValueKind, referred
 
 Kind = TypeVar("Kind")
 

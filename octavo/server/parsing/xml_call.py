@@ -11,18 +11,17 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from octavo.server.parsing.call_body import CallBody
-from octavo.server.parsing.pieces import marker_at, partial_marker
-from octavo.server.parsing.xml.tags import (
+from octavo.server.parsing.piece import CallBody, marker_at, partial_marker
+from octavo.server.parsing.xml_values import (
     END_FUNCTION,
     END_PARAMETER,
     END_TOOL_CALL,
     FUNCTION,
     PARAMETER,
+    ValueKind,
     holds_tags,
     lacks_its_end,
 )
-from octavo.server.parsing.xml.types import ValueKind
 
 _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"[^<>\n]{0,256}")

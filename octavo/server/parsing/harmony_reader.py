@@ -1,4 +1,4 @@
-"""Divides an answer in harmony; see messages.py.
+"""Divides an answer in harmony; see harmony.py.
 
 Only tokens are markup. The same characters in ordinary tokens are text:
 
@@ -13,9 +13,8 @@ from collections import deque
 from collections.abc import Sequence, Set
 from typing import Literal
 
-from octavo.server.parsing.call_object import CallObject
 from octavo.server.parsing.call_reader import GOES_ON
-from octavo.server.parsing.harmony.messages import (
+from octavo.server.parsing.harmony import (
     CALL,
     CHANNEL,
     CONSTRAIN,
@@ -26,7 +25,8 @@ from octavo.server.parsing.harmony.messages import (
     Harmony,
     Header,
 )
-from octavo.server.parsing.pieces import Piece
+from octavo.server.parsing.json_call import CallObject
+from octavo.server.parsing.piece import Piece
 
 
 class HarmonyReader:
