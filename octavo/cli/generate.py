@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from octavo.cli.loading import load
+from octavo.cli.load_model import load
 from octavo.cli.options import GenerateSampling
 from octavo.cli.streams import check_text, print_json
 from octavo.config import EngineConfig

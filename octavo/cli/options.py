@@ -1,6 +1,7 @@
 """Options that only the command line has, and the spelling of options that take more than one word."""
 
 import dataclasses
+import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from octavo.cli import groups
 from octavo.cli.groups import grouped
 from octavo.config import DType, EngineConfig
 from octavo.errors import ConfigError
+from octavo.install_hint import install_extra
 from octavo.json_file import read_file
 from octavo.sampling_params import (
     CHAT_DEFAULTS,
@@ -293,3 +295,26 @@ class ServeBenchOptions(LoadOptions):
     )
     json_file: str | None = None
     plot: str | None = None
+
+
+def check_plot(path: Path) -> None:
+    """Check that a plot can be drawn.
+
+    Raises:
+        ConfigError: matplotlib is not installed, or cannot write such a file.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError(f"plot needs matplotlib, which is not installed; run: {install_extra('plot')}")
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise ConfigError(f"plot must be a .png, .svg or .pdf file, got {str(path)!r}")
+    check_folder("plot", path)
+
+
+def check_folder(name: str, path: Path) -> None:
+    """Check that a file's folder exists.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if not path.parent.is_dir():
+        raise ConfigError(f"{name} must be in a folder that exists; there is no {str(path.parent)!r}")

@@ -15,18 +15,17 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from octavo.cli.app import app as cli
+from octavo.cli.command_line import app as cli
 from octavo.config import EngineConfig
 from octavo.errors import EngineDeadError, NotReadyError
 from octavo.ray.prefix_router import REPORT, PrefixRouter
 from octavo.router import Marks, read_marks
 from octavo.router.marks import HEADER
+from octavo.server.api_errors import EVENT_END, ApiError, as_api_error, last_words
 from octavo.server.config import ServerConfig
 from octavo.server.entry.bodies import BodyReader
 from octavo.server.entry.door import Door
-from octavo.server.errors import ApiError, as_api_error
 from octavo.server.limits import ClientGoneError
-from octavo.server.replicas.last_words import EVENT_END, last_words
 
 # Ray lets requests wait for a replica; /health does not wait longer than this.
 _HEALTH_ANSWER_S = 3.0
@@ -178,7 +177,7 @@ class Replica:
         from octavo.engine.engine import Engine
         from octavo.server.app import make_app as make_server
         from octavo.server.loop.engine_loop import EngineLoop
-        from octavo.server.replicas.told import ToldApp
+        from octavo.server.replicas.reporting import ToldApp
 
         self._loop = EngineLoop(
             partial(Engine, engine),

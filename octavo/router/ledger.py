@@ -10,6 +10,8 @@ from octavo.kv.sequence_blocks import SequenceBlocks
 from octavo.router.marks import DIGEST_BYTES, Marks
 
 MAX_REPORTED_MARKS = 4096
+REPORT_PATH = "/octavo/report"
+"""Returns a replica's report, but only to requests with the marks header, which clients cannot send."""
 # The sums of bytes and tokens are halved at twice this many tokens, so that old prompts count less.
 _MEMORY_TOKENS = 1 << 16
 

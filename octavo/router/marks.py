@@ -22,6 +22,8 @@ MAX_MARKS = 512
 DIGEST_BYTES = 8
 HEADER = b"x-octavo-marks"
 """Header that carries marks from the router to a replica."""
+CLIENT_HEADER = b"x-octavo-client"
+"""Header that tells a replica a client's address. Clients cannot send it."""
 
 # Longer bodies are parsed in another thread.
 _INLINE_BYTES = 1 << 18

@@ -15,25 +15,25 @@ from octavo.engine.engine import Engine
 from octavo.engine.prompts import TokenIds
 from octavo.errors import EngineDeadError, NotReadyError
 from octavo.sampling_params import SamplingParams
-from octavo.server.api.prompts import Prompts
+from octavo.server.api.prompt_tokens import Prompts
 from octavo.server.api.sampling import Defaults
 from octavo.server.api.sse import EventStream, EventWriter, time_to_look
-from octavo.server.api.types import RequestId
-from octavo.server.auth import isolated_salt
+from octavo.server.api.structs import RequestId
+from octavo.server.api_errors import ApiError
 from octavo.server.config import ServerConfig
 from octavo.server.entry.bodies import BodyReader
-from octavo.server.errors import ApiError
+from octavo.server.entry.door import isolated_salt
 from octavo.server.generation import Generation
 from octavo.server.limits import Deadlines
 from octavo.server.loop.engine_loop import EngineLoop
 from octavo.server.metrics import Metrics
 from octavo.server.parsing.formats import ModelFormats, formats_of
+from octavo.server.reading.fair_threads import Turns
 from octavo.server.reading.forms import Outline, ReadAnswer, ReadChat, ReadTexts, unpacked
-from octavo.server.reading.input import ChatInput, Materials, TextInput
-from octavo.server.reading.kinds import CHATS
+from octavo.server.reading.kinds import ANSWERS, CHATS
 from octavo.server.reading.processes import LONG_BYTES, ReadingProcesses
-from octavo.server.reading.turns import Turns
-from octavo.server.replicas.told import note_prompts
+from octavo.server.reading.requests import ChatInput, Materials, TextInput
+from octavo.server.replicas.reporting import note_prompts
 from octavo.server.tracing import Traces, note_generation
 
 Found = TypeVar("Found")
@@ -154,20 +154,21 @@ class Context:
         assert isinstance(read, ReadTexts)
         return TextInput(read.asked, read.params, [unpacked(prompt) for prompt in read.prompts])
 
-    async def answer(self, request: Request, work: Callable[[Materials, bytes], bytes]) -> Response:
-        """Answer a body by what is read in it: in the pool, or if it is long in another process.
+    async def answer(self, request: Request) -> Response:
+        """Answer a body by what is read in it (ANSWERS): in the pool, or if it is long in another process.
 
         Raises:
-            OctavoError, ApiError: as `engine`, as `work`, and as BodyReader and ReadingProcesses.read.
+            OctavoError, ApiError: as `engine`, as what reads the body, and as BodyReader.read.
         """
+        path = self.path_of(request)
         body = await self.bodies.read(request.scope, request.receive)
         if len(body) > LONG_BYTES:
             _ = self.engine
-            read = await self._reading.read(request.scope["octavo.sender"], self.path_of(request), body)
+            read = await self._reading.read(request.scope["octavo.sender"], path, body)
             assert isinstance(read, ReadAnswer)
             answer = read.body
         else:
-            answer = await self.run(request, work, self.materials, body)
+            answer = await self.run(request, ANSWERS[path], self.materials, body)
         return Response(answer, media_type="application/json")
 
     def path_of(self, request: Request) -> str:

@@ -6,10 +6,15 @@ import tokenizers
 from tokenizers import AddedToken
 
 from octavo.errors import FileFormatError, UnsupportedModelError
-from octavo.tokenizer.byte_level import BOS_NAMES, build_byte_level
-from octavo.tokenizer.gguf_fields import GGUFFields, TokenType, read_gguf_fields
-from octavo.tokenizer.sentencepiece import build_sentencepiece
-from octavo.tokenizer.vocabulary import Vocabulary, end_of_answer_ids, special_token_ids
+from octavo.tokenizer.gguf_bpe import (
+    BOS_NAMES,
+    GGUFFields,
+    TokenType,
+    build_byte_level,
+    build_sentencepiece,
+    read_gguf_fields,
+)
+from octavo.tokenizer.vocabularies import Vocabulary, end_of_answer_ids, special_token_ids
 
 TEMPLATE_KEY = "tokenizer.chat_template"
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from octavo.server.api_errors import ApiError
 from octavo.server.config import ServerConfig
+from octavo.server.entry.bodies import Place, Room, Shelf
 from octavo.server.entry.door import Door
-from octavo.server.entry.room import Place, Room, Shelf
-from octavo.server.errors import ApiError
-from octavo.server.replicas.told import ToldApp
+from octavo.server.replicas.reporting import ToldApp
 
 KEYS = ("sk-0123456789abcdef", "sk-fedcba9876543210")
 

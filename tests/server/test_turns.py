@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from octavo.server.errors import ApiError
-from octavo.server.reading.turns import Turns
+from octavo.server.api_errors import ApiError
+from octavo.server.reading.fair_threads import Turns
 
 
 async def settle() -> None:

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from octavo.attention import AttentionMetadata, DeviceForest, ForestPlan, KVCache, paged_attention
 from octavo.attention.choice import choose_impl
-from octavo.cli.bench.plots import check_plot
 from octavo.cli.bench.rounds import MAX_TRIES, compare, timer
-from octavo.cli.options import PrefixBenchOptions
+from octavo.cli.options import PrefixBenchOptions, check_plot
 from octavo.engine.memory.devices import device_of
 from octavo.errors import ConfigError, OctavoError
 from octavo.parallel import TensorParallel

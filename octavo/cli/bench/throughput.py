@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from octavo.cli.loading import load
+from octavo.cli.load_model import load
 from octavo.cli.options import BenchOptions
 from octavo.config import EngineConfig
 from octavo.llm import LLM

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from octavo.cli.chat.commands import Commands
 from octavo.cli.chat.conversation import Conversation
-from octavo.cli.loading import load
+from octavo.cli.load_model import load
 from octavo.cli.options import ChatSampling
 from octavo.cli.streams import check_text
 from octavo.config import EngineConfig

@@ -10,13 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.outputs import CompletionDelta, CompletionOutput, RequestOutput
+from octavo.server.api.chat_answers import DeltaWriter, is_empty, whole_message
 from octavo.server.api.logprobs import LogprobWriter, check_logprobs, prompt_logprobs
 from octavo.server.api.sampling import Defaults
-from octavo.server.api.sse import EventWriter, Gathered, event
-from octavo.server.api.text_events import TextEvents, is_text_alone
-from octavo.server.api.tools.answers import DeltaWriter, is_empty, whole_message
-from octavo.server.api.tools.toolbox import Toolbox, read_prompt
-from octavo.server.api.types import (
+from octavo.server.api.sse import EventWriter, Gathered, TextEvents, event, is_text_alone
+from octavo.server.api.structs import (
     ChatChoice,
     ChatChunk,
     ChatCompletion,
@@ -26,13 +24,13 @@ from octavo.server.api.types import (
     Delta,
     Usage,
 )
-from octavo.server.api.usage import UsageCounter, usage_of
+from octavo.server.api.toolbox import Toolbox, read_prompt
 from octavo.server.context import Context, new_id
-from octavo.server.entry.pieces import Parts
-from octavo.server.generation import Generation
+from octavo.server.entry.sending import Parts
+from octavo.server.generation import Generation, UsageCounter, usage_of
 from octavo.server.limits import while_present
-from octavo.server.reading.input import ChatInput, check_model, parse_chat, reading_of
 from octavo.server.reading.processes import LONG_BYTES
+from octavo.server.reading.requests import ChatInput, check_model, parse_chat, reading_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,21 +11,20 @@ from starlette.responses import Response
 from octavo.engine.prompts import TokenIds
 from octavo.outputs import CompletionDelta, CompletionOutput, RequestOutput
 from octavo.server.api.logprobs import LogprobWriter, check_logprobs, prompt_logprobs
-from octavo.server.api.sse import EventWriter, Gathered, event
-from octavo.server.api.text_events import TextEvents, is_text_alone
-from octavo.server.api.types import (
+from octavo.server.api.sse import EventWriter, Gathered, TextEvents, event, is_text_alone
+from octavo.server.api.structs import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
     CompletionRequest,
     Usage,
 )
-from octavo.server.api.usage import UsageCounter, usage_of
 from octavo.server.context import Context, new_id
-from octavo.server.entry.pieces import Parts
-from octavo.server.generation import Generation
+from octavo.server.entry.sending import Parts
+from octavo.server.generation import Generation, UsageCounter, usage_of
 from octavo.server.limits import while_present
-from octavo.server.reading.input import (
+from octavo.server.reading.processes import LONG_BYTES
+from octavo.server.reading.requests import (
     TextInput,
     check_model,
     is_soon_read,
@@ -33,7 +32,6 @@ from octavo.server.reading.input import (
     parse_completion,
     read_texts,
 )
-from octavo.server.reading.processes import LONG_BYTES
 from octavo.tokenizer import Tokenizer
 
 

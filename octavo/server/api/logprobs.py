@@ -5,15 +5,15 @@ from collections.abc import Iterator, Sequence
 from octavo.engine.prompts import TokenIds
 from octavo.outputs import Logprob
 from octavo.sampling_params import SamplingParams
-from octavo.server.api.types import (
+from octavo.server.api.structs import (
     ChatLogprobs,
     CompletionLogprobs,
     PromptLogprob,
     TokenLogprob,
     TopLogprob,
 )
-from octavo.server.entry.pieces import Parts
-from octavo.server.errors import refused
+from octavo.server.api_errors import refused
+from octavo.server.entry.sending import Parts
 from octavo.tokenizer import Tokenizer
 
 MAX_PROMPT_LOGPROBS = 1_000_000

@@ -7,8 +7,8 @@ from types import MappingProxyType
 from typing import Any
 
 from octavo.sampling_params import MAX_LOGPROBS, SamplingParams, StructuredOutput
-from octavo.server.api.types import ChatRequest, CompletionRequest, SamplingFields
-from octavo.server.errors import refused
+from octavo.server.api.structs import ChatRequest, CompletionRequest, SamplingFields
+from octavo.server.api_errors import refused
 
 _SAME_NAME = tuple(
     name

@@ -2,17 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Generator
 from dataclasses import replace
 from functools import partial
+from types import coroutine
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.outputs import CompletionDelta
-from octavo.server.eager import begun
-from octavo.server.errors import ApiError, as_api_error
+from octavo.server.api_errors import ApiError, as_api_error
 from octavo.server.generation import Generation
 from octavo.server.limits import Deadlines, presence_of
 
@@ -25,6 +26,8 @@ _PING = b": ping\n\n"
 _DONE = b"data: [DONE]\n\n"
 
 encode = msgspec.json.Encoder().encode
+_ANY_TEXT = "text"
+_NOTHING = object()
 
 
 def event(value: msgspec.Struct) -> bytes:
@@ -226,3 +229,51 @@ def _joined(first: CompletionDelta, second: CompletionDelta) -> CompletionDelta:
     logprobs = None if second.logprobs is None else (first.logprobs or ()) + second.logprobs
     text, token_ids = first.text + second.text, first.token_ids + second.token_ids
     return replace(second, text=text, token_ids=token_ids, logprobs=logprobs)
+
+
+class TextEvents:
+    """Writes the events of one answer that differ in their text alone."""
+
+    def __init__(self, write: Callable[[int, str], bytes]) -> None:
+        """Begin with nothing encoded.
+
+        Args:
+            write: encodes an event of a choice's index and its new text, the slow way. Nothing that a client
+                chose may come after the text.
+        """
+        self._write = write
+        self._around: dict[int, tuple[bytes, bytes]] = {}
+
+    def write(self, index: int, text: str) -> bytes:
+        """Return the event of new text, byte for byte as the slow way writes it."""
+        around = self._around.get(index)
+        if around is None:
+            before, _, after = self._write(index, _ANY_TEXT).rpartition(encode(_ANY_TEXT))
+            around = self._around[index] = before, after
+        return around[0] + encode(text) + around[1]
+
+
+def is_text_alone(delta: CompletionDelta) -> bool:
+    """Return whether a client sees nothing of a delta but its text."""
+    return delta.finish_reason is None and delta.logprobs is None and delta.text != ""
+
+
+def begun(work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
+    """Run work up to where it has to wait; return None if it is done, else a task that does the rest.
+
+    What Python 3.12 calls an eager task, but for two things: the work must not ask for its task before it
+    waits, and a task that is cancelled while it first waits closes the work instead of raising in it.
+    """
+    steps = work.__await__()
+    waits_for = next(steps, _NOTHING)
+    return None if waits_for is _NOTHING else asyncio.ensure_future(_rest(waits_for, steps))
+
+
+@coroutine
+def _rest(waits_for: Any, steps: Generator[Any, Any, None]) -> Generator[Any, Any, None]:
+    try:
+        # asyncio waits for what a coroutine yields.
+        yield waits_for
+        yield from steps
+    finally:
+        steps.close()

@@ -1,22 +1,16 @@
 """POST /tokenize and /detokenize."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
 from octavo.errors import PromptError
-from octavo.server.api.decode import decode
-from octavo.server.api.prompts import Prompts, Reading
-from octavo.server.api.types import MAX_MESSAGES, JsonObject, TokenId
-from octavo.server.errors import refused
-from octavo.server.reading.input import Materials, check_model
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.responses import Response
-
-    from octavo.server.context import Context
+from octavo.server.api.body import decode
+from octavo.server.api.prompt_tokens import Prompts, Reading
+from octavo.server.api.structs import MAX_MESSAGES, JsonObject, TokenId
+from octavo.server.api_errors import refused
+from octavo.server.reading.requests import Materials, check_model
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -53,16 +47,6 @@ class Text(Struct):
     """Answer of POST /detokenize."""
 
     prompt: str
-
-
-async def tokenize(context: "Context", request: "Request") -> "Response":
-    """Return a text's or a conversation's token ids."""
-    return await context.answer(request, tokenized)
-
-
-async def detokenize(context: "Context", request: "Request") -> "Response":
-    """Return the text of token ids."""
-    return await context.answer(request, detokenized)
 
 
 def tokenized(materials: Materials, body: bytes) -> bytes:

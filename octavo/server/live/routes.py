@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.engine.engine import Engine
 from octavo.errors import OctavoError
-from octavo.server.errors import ApiError
+from octavo.server.api_errors import ApiError
 from octavo.server.limits import ClientGoneError, unless_gone
 from octavo.server.live.snapshot import Describer, Look, Snapshot, look
 from octavo.server.loop.engine_loop import EngineLoop

@@ -15,8 +15,7 @@ from octavo.engine.engine import Engine
 from octavo.engine.request import Request
 from octavo.engine.stats import EngineStats
 from octavo.kv.branches import Branch, top_branches
-from octavo.server.live.cells import MAX_CELLS, Cells, cells_of, occupied_states
-from octavo.server.live.readers import Part, parts_of
+from octavo.server.live.cells import MAX_CELLS, Cells, Part, cells_of, occupied_states, parts_of
 from octavo.server.loop.stats import HistogramSnapshot, LoopStats
 
 MAX_RUNNING_ROWS, MAX_WAITING_ROWS, MAX_NAMED_READERS = 48, 16, 12

@@ -24,11 +24,10 @@ from octavo.engine.engine import Engine
 from octavo.engine.prompts import Prompt, TokenIds
 from octavo.errors import EngineDeadError, InvalidArgumentError, NotReadyError
 from octavo.sampling_params import SamplingParams
-from octavo.server.loop.jobs import Job, Jobs
+from octavo.server.loop.jobs import Job, Jobs, WaitingRoom
+from octavo.server.loop.output_stream import Readers, Stream
 from octavo.server.loop.preparing import Preparing
 from octavo.server.loop.stats import Histogram, LoopStats
-from octavo.server.loop.stream import Readers, Stream
-from octavo.server.loop.waiting_room import WaitingRoom
 from octavo.server.loop.worker import Worker
 
 Found = TypeVar("Found")

@@ -9,8 +9,8 @@ import traceback
 
 import msgspec
 
-from octavo.server.api.tools.toolbox import read_prompt
-from octavo.server.errors import as_api_error
+from octavo.server.api.toolbox import read_prompt
+from octavo.server.api_errors import as_api_error
 from octavo.server.reading.forms import (
     Outline,
     ReadAnswer,
@@ -23,7 +23,8 @@ from octavo.server.reading.forms import (
     encode,
     packed,
 )
-from octavo.server.reading.input import (
+from octavo.server.reading.kinds import ANSWERS, CHATS, needed
+from octavo.server.reading.requests import (
     Materials,
     TextInput,
     check_model,
@@ -31,7 +32,6 @@ from octavo.server.reading.input import (
     read_texts,
     reading_of,
 )
-from octavo.server.reading.kinds import ANSWERS, CHATS, needed
 from octavo.tokenizer.template_sandbox import run
 
 

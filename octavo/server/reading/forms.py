@@ -11,16 +11,16 @@ from msgspec import Struct
 from octavo.config import MessageControlTokens
 from octavo.engine.prompts import PromptReader, TokenIds
 from octavo.sampling_params import SamplingParams
-from octavo.server.api.prompts import Prompts
+from octavo.server.api.prompt_tokens import Prompts
 from octavo.server.api.sampling import Defaults
-from octavo.server.api.tools.toolbox import Toolbox
-from octavo.server.api.types import ChatRequest, CompletionRequest
+from octavo.server.api.structs import ChatRequest, CompletionRequest
+from octavo.server.api.toolbox import Toolbox
+from octavo.server.api_errors import ErrorDetail
 from octavo.server.config import ReasoningParser, ServerConfig, ToolCallParser
-from octavo.server.errors import ErrorDetail
 from octavo.server.parsing.formats import ModelFormats, formats_of
-from octavo.server.reading.input import Materials
+from octavo.server.reading.requests import Materials
 from octavo.tokenizer import Tokenizer
-from octavo.tokenizer.vocabulary import Vocabulary
+from octavo.tokenizer.vocabularies import Vocabulary
 
 encode = msgspec.msgpack.Encoder().encode
 

@@ -5,14 +5,14 @@ from typing import TypeVar
 
 from msgspec import Struct, structs
 
-from octavo.server.api.anthropic.input import counted, parse_messages
-from octavo.server.api.anthropic.types import MessageParam, MessagesRequest
-from octavo.server.api.responses.input import parse_response
-from octavo.server.api.responses.types import ResponsesRequest
+from octavo.server.api.anthropic.messages_input import counted, parse_messages
+from octavo.server.api.anthropic.messages_structs import MessageParam, MessagesRequest
+from octavo.server.api.responses.response_input import parse_response
+from octavo.server.api.responses.response_structs import ResponsesRequest
 from octavo.server.api.sampling import Defaults
+from octavo.server.api.structs import ChatRequest, CompletionRequest
 from octavo.server.api.tokenize import detokenized, tokenized
-from octavo.server.api.types import ChatRequest, CompletionRequest
-from octavo.server.reading.input import ChatInput, Materials, parse_chat
+from octavo.server.reading.requests import ChatInput, Materials, parse_chat
 
 Asked = TypeVar("Asked", bound=Struct)
 

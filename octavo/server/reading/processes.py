@@ -17,9 +17,9 @@ import msgspec
 
 from octavo.child_process import ChildProcess
 from octavo.errors import NotReadyError
-from octavo.server.errors import ApiError
+from octavo.server.api_errors import ApiError
+from octavo.server.reading.fair_threads import Turns
 from octavo.server.reading.forms import Outline, Refusal, Reply, Task, encode
-from octavo.server.reading.turns import Turns
 
 logger = logging.getLogger("octavo.server")
 

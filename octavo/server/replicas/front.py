@@ -4,7 +4,9 @@ It checks hosts and keys before it reads a body, as a lone server does; replicas
 """
 
 import asyncio
-from collections.abc import Sequence
+import os
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,15 +16,15 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.errors import NotReadyError
 from octavo.router import Fleet, Flight, Marks, Replica, read_marks
+from octavo.server.api_errors import ApiError, as_api_error
 from octavo.server.config import ServerConfig
-from octavo.server.entry.answer import Answer, Body
-from octavo.server.entry.bodies import BodyReader
+from octavo.server.entry.bodies import BodyReader, Shelf
 from octavo.server.entry.door import Door
-from octavo.server.entry.room import Shelf
-from octavo.server.errors import ApiError, as_api_error
+from octavo.server.entry.sending import Answer, Body
 from octavo.server.limits import ClientGoneError, unless_gone
-from octavo.server.replicas.metrics import CONTENT_TYPE, RouterMetrics, merged
+from octavo.server.replicas.fleet_metrics import CONTENT_TYPE, RouterMetrics, merged
 from octavo.server.replicas.proxy import Asked, Headers, Link, ReplicaSilentError
+from octavo.server.serving import leave_on_signals, make_server
 
 REFRESH_S = 1.0
 # A replica that is down is polled more often, as it may return at any moment.
@@ -32,6 +34,8 @@ _NUM_LARGE_BODIES = 64
 # So many reports in a row that do not come, and a replica is down: ten seconds.
 _MAX_SILENCES = 4
 _JSON = [(b"content-type", b"application/json")]
+_POLL_S = 0.05
+_STOP_S = 2.0
 
 
 class ReplicaHealth(msgspec.Struct):
@@ -276,3 +280,49 @@ async def _say(send: Send, status: int, body: bytes, headers: Headers) -> None:
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
     await send({"type": "http.response.body", "body": body})
+
+
+async def serve_front(config: ServerConfig, sockets: Sequence[Path], tell_ready: Callable[[], None]) -> None:
+    """Serve until a signal, then drain.
+
+    Args:
+        config: the options.
+        sockets: [N] unix sockets of the replicas, which may not exist yet.
+        tell_ready: called once, when all replicas accept requests for the first time.
+    """
+    leave = asyncio.Event()
+    leave_on_signals(leave)
+    front = Front(config, sockets)
+    if config.uds is not None:
+        # Only this user may connect.
+        os.umask(0o177)
+    server = make_server(front, config)
+    serving = asyncio.ensure_future(server.serve())
+    watching = asyncio.ensure_future(front.watch())
+    announcing = asyncio.ensure_future(_announce(front, tell_ready))
+    leaving = asyncio.ensure_future(leave.wait())
+    try:
+        await asyncio.wait((serving, watching, leaving), return_when=asyncio.FIRST_COMPLETED)
+        for ended in (serving, watching):
+            if ended.done():
+                ended.result()
+        await _drain(front, config.shutdown_timeout)
+    finally:
+        for task in (announcing, leaving, watching):
+            task.cancel()
+        server.stop()
+        await asyncio.wait((serving, watching), timeout=_STOP_S)
+
+
+async def _announce(front: Front, tell_ready: Callable[[], None]) -> None:
+    while not all(replica.is_ready for replica in front.fleet.replicas):
+        await asyncio.sleep(_POLL_S)
+    tell_ready()
+
+
+async def _drain(front: Front, timeout_s: float) -> None:
+    """Wait for requests in flight. Those left at the timeout break off when the links close."""
+    front.is_draining = True
+    deadline = time.monotonic() + timeout_s
+    while front.num_open and time.monotonic() < deadline:
+        await asyncio.sleep(_POLL_S)

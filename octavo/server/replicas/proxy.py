@@ -9,10 +9,10 @@ from starlette.types import Message, Send
 from yarl import URL
 
 from octavo.router import Flight, Marks, Report
-from octavo.router.marks import HEADER
+from octavo.router.ledger import REPORT_PATH
+from octavo.router.marks import CLIENT_HEADER, HEADER
+from octavo.server.api_errors import EVENT_END, last_words
 from octavo.server.limits import Stop, send_body
-from octavo.server.replicas.last_words import EVENT_END, last_words
-from octavo.server.replicas.paths import CLIENT_HEADER, REPORT_PATH
 
 # Headers that belong to one connection, or that the sender sets itself.
 _HOP_BY_HOP = frozenset(

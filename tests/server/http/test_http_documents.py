@@ -9,11 +9,11 @@ import pytest
 from msgspec import Struct
 
 import octavo.server
-from octavo.server.api.anthropic.types import MessagesRequest
-from octavo.server.api.decode import _REFUSED
-from octavo.server.api.responses.types import ResponsesRequest
+from octavo.server.api.anthropic.messages_structs import MessagesRequest
+from octavo.server.api.body import _REFUSED
+from octavo.server.api.responses.response_structs import ResponsesRequest
 from octavo.server.api.sampling import _SAME_NAME
-from octavo.server.api.types import ChatRequest, CompletionRequest, StreamOptions
+from octavo.server.api.structs import ChatRequest, CompletionRequest, StreamOptions
 from octavo.server.app import ROUTES
 from octavo.server.config import ServerConfig
 

@@ -1,0 +1,103 @@
+"""What to say to an option or a command that Octavo does not have."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from cyclopts import App, CycloptsError, UnknownCommandError, UnknownOptionError
+
+from octavo.cli.other_server_tables import COMMANDS, LLAMA_CPP, TABLES, VLLM, Row
+from octavo.errors import suggest
+
+OPTIONS: Mapping[str, tuple[Row, ...]] = {"vLLM": VLLM, "llama.cpp": LLAMA_CPP}
+
+
+def explained(error: CycloptsError, root: App) -> str:
+    """Return the message of an error of the command line, with an answer to what another server has."""
+    if isinstance(error, UnknownOptionError) and error.token.source == "cli":
+        given = error.token.keyword or error.token.value
+        return f"Unknown option: {given}. {_option(given, error, root)}".strip()
+    if isinstance(error, UnknownCommandError) and error.unused_tokens:
+        return _command(error.unused_tokens[0], root)
+    return str(error)
+
+
+def table(heading: str) -> list[str]:
+    """Return a table of docs/coming-from-a-server.md, as lines of Markdown."""
+    lines = [f"| {heading} | Octavo | |", "|---|---|---|"]
+    for row in TABLES[heading]:
+        theirs, ours = ("`, `".join(names.split()) for names in (row.names, row.ours))
+        if heading == "command":
+            ours = row.ours
+        elif row.ours == row.names:
+            ours = "the same"
+        named = f"`{ours}`" if ours and ours != "the same" else ours or "none"
+        lines.append(f"| `{theirs}` | {named} | {row.note} |")
+    return lines
+
+
+def _option(given: str, error: UnknownOptionError, root: App) -> str:
+    name = _plain(given)
+    here = {option for argument in error.argument_collection for option in argument.names}
+    answers = list(dict.fromkeys(answers_to(name, here, root)))
+    if answers:
+        return " ".join(answers)
+    others = [command for command, options in _commands(root) if name in options]
+    if others:
+        return f"It is an option of octavo {', octavo '.join(others)}."
+    # A name of one letter is near to all others.
+    return _question(suggest(name, here)) if name.startswith("--") else ""
+
+
+def _plain(given: str) -> str:
+    """Return an option's name: without "=value" and ".part", and with hyphens."""
+    name = given.partition("=")[0]
+    if name.startswith("--"):
+        return "--" + name[2:].partition(".")[0].replace("_", "-").lower()
+    # vLLM's -O3 and -cc.mode.
+    return name.partition(".")[0].rstrip("0123456789")
+
+
+def answers_to(name: str, here: Iterable[str], root: App) -> Iterator[str]:
+    """Yield what each server's table says about a name, if that answers a user of this command."""
+    for server, rows in OPTIONS.items():
+        for row in rows:
+            names = row.names.split()
+            if row.ours and name in names and name not in row.ours.split():
+                ours = " and ".join(row.ours.split()) + _place(row.ours, here, root)
+                use = f"Use {ours} for {server}'s {name}"
+                yield f"{use}: {row.note}." if row.note else f"{use}."
+            elif not row.ours and (name in names or name.replace("--no-", "--", 1) in names):
+                yield f"It is {server}'s: {row.note}."
+
+
+def _place(ours: str, here: Iterable[str], root: App) -> str:
+    """Say which commands have an option, unless this one does."""
+    first = ours.split()[0]
+    if first in here:
+        return ""
+    return f" (of octavo {', '.join(command for command, options in _commands(root) if first in options)})"
+
+
+def _command(given: str, root: App) -> str:
+    names = [name for name in root if not name.startswith("-")]
+    if given.startswith("-"):
+        return f"Unknown option: {given}. Options follow a command, such as octavo serve; see octavo --help"
+    for row in COMMANDS:
+        if given in row.names.split():
+            advice = "; ".join(text for text in (row.ours and f"use {row.ours}", row.note) if text)
+            return f'Unknown command "{given}": {advice}'
+    near = _question(suggest(given, names))
+    return f'Unknown command "{given}". {near}Available commands: {", ".join(names)}.'
+
+
+def _question(suggestion: str) -> str:
+    return f"D{suggestion.removeprefix('; d')} ".replace("'", "") if suggestion else ""
+
+
+def _commands(root: App, path: str = "") -> Iterator[tuple[str, set[str]]]:
+    """Yield each command's words and the names of its options."""
+    for name in root:
+        if not name.startswith("-"):
+            words = f"{path} {name}".strip()
+            arguments = root[name].assemble_argument_collection()
+            yield words, {option for argument in arguments for option in argument.names}
+            yield from _commands(root[name], words)

@@ -1,0 +1,140 @@
+"""Threads for slow work, which senders use in turns."""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+from octavo.server.api_errors import too_many_bodies
+
+Found = TypeVar("Found")
+_Turn = asyncio.Future[None]
+
+
+class Turns:
+    """A pool of threads whose time the senders of requests share. For one event loop.
+
+    Senders take turns, whatever one of them has sent before, and none has all threads: one is left for the
+    next sender. Work that is cancelled keeps its thread until it has ended.
+    """
+
+    def __init__(self, num_threads: int, name: str) -> None:
+        """Start nothing yet."""
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
+        self._num_threads = num_threads
+        self._running: Counter[bytes] = Counter()
+        # Those who wait, in the order of their turns, and the turns of each: none is empty.
+        self._waiting: dict[bytes, deque[_Turn]] = {}
+
+    async def run(self, sender: bytes, work: Callable[..., Found], *arguments: object) -> Found:
+        """Run slow work for a sender in a thread.
+
+        Raises:
+            ApiError: 429, it gave way to others; see `make_room`.
+        """
+        if self._waiting or not self._is_free_for(sender):
+            await self._wait(sender)
+        else:
+            self._running[sender] += 1
+        events = asyncio.get_running_loop()
+        try:
+            running = self._threads.submit(work, *arguments)
+        except BaseException:
+            self._end(sender)
+            raise
+        found: asyncio.Future[Found] = events.create_future()
+        running.add_done_callback(partial(self._note_end, found, sender))
+        return await found
+
+    def make_room(self, sender: bytes, max_unfinished: int) -> None:
+        """Bound how much is unfinished: who has most of what waits loses the latest piece.
+
+        Raises:
+            ApiError: 429, that is this sender.
+        """
+        waiting = {other: len(turns) for other, turns in self._waiting.items()}
+        if self._running.total() + sum(waiting.values()) < max_unfinished:
+            return
+        loser = max(waiting, key=lambda other: waiting[other], default=sender)
+        if waiting.get(loser, 0) <= waiting.get(sender, 0) + 1:
+            raise too_many_bodies()
+        turn = self._waiting[loser][-1]
+        self._forget(loser, turn)
+        if not turn.done():
+            # Its client has not left just now.
+            turn.set_exception(too_many_bodies())
+
+    def start(self, work: Callable[[], Found]) -> Future[Found]:
+        """Run work of the server's own, for which nobody waits."""
+        return self._threads.submit(work)
+
+    def close(self) -> None:
+        """Let the threads end. Idempotent."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _is_free_for(self, sender: bytes) -> bool:
+        running = self._running
+        return running.total() < self._num_threads and running[sender] < max(1, self._num_threads - 1)
+
+    async def _wait(self, sender: bytes) -> None:
+        """Return when a thread is the sender's; it counts as running then."""
+        turn: _Turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(sender, deque()).append(turn)
+        self._give_turns()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                # It had its turn just now.
+                self._end(sender)
+            raise
+        finally:
+            self._forget(sender, turn)
+
+    def _forget(self, sender: bytes, turn: _Turn) -> None:
+        turns = self._waiting.get(sender)
+        if turns is not None:
+            with suppress(ValueError):
+                turns.remove(turn)
+            if not turns:
+                del self._waiting[sender]
+
+    def _give_turns(self) -> None:
+        """Give threads that are free to those whose turn it is."""
+        while True:
+            sender = next((sender for sender in self._waiting if self._is_free_for(sender)), None)
+            if sender is None:
+                return
+            turns = self._waiting.pop(sender)
+            turn = turns.popleft()
+            if turns:
+                # Behind all others.
+                self._waiting[sender] = turns
+            if not turn.done():
+                self._running[sender] += 1
+                turn.set_result(None)
+
+    def _note_end(self, found: "asyncio.Future[Found]", sender: bytes, ended: "Future[Found]") -> None:
+        # A loop that is closed has nobody who waits.
+        with suppress(RuntimeError):
+            found.get_loop().call_soon_threadsafe(self._finish, found, sender, ended)
+
+    def _finish(self, found: "asyncio.Future[Found]", sender: bytes, ended: "Future[Found]") -> None:
+        self._end(sender)
+        if found.done():
+            return
+        if ended.cancelled():
+            found.cancel()
+        elif (error := ended.exception()) is not None:
+            found.set_exception(error)
+        else:
+            found.set_result(ended.result())
+
+    def _end(self, sender: bytes) -> None:
+        self._running[sender] -= 1
+        if not self._running[sender]:
+            del self._running[sender]
+        self._give_turns()
