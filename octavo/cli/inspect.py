@@ -100,12 +100,13 @@ def _sums(config: EngineConfig, plan: ExecutionPlan) -> str:
 def _architecture(model: ModelConfig) -> Rows:
     windows = sorted({window for window in model.layer_windows if window is not None})
     dense = [("feed-forward size", str(model.intermediate_size))]
+    feed_forward = dense if model.experts is None else _experts(model, model.experts)
     return [
         ("architecture", model.architecture),
         ("layers", str(model.num_layers)),
         ("hidden size", str(model.hidden_size)),
         ("attention heads / kv heads x dim", f"{model.num_heads} / {model.num_kv_heads} x {model.head_dim}"),
-        *(dense if model.experts is None else _experts(model, model.experts)),
+        *feed_forward,
         ("vocabulary", str(model.vocab_size)),
         ("context", f"{model.max_position_embeddings} tokens"),
         ("sliding windows", ", ".join(map(str, windows)) or "none"),

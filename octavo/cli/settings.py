@@ -44,20 +44,15 @@ _SERVICE_NAME = re.compile(
     r"\w*_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR|START|END))*|ENV_\w+)"
 )
 _SERVICE_URL = re.compile(r"\w*_PORT(_START|_END)?=(tcp|udp|sctp)://\S*|\w*_NAME=/[^/]+/[^/]+")
-# Options that the file of a working directory may not set.
-SENSITIVE = frozenset(
-    {
-        # Who reaches the server, and what they see.
-        *("host", "uds", "insecure", "allowed_hosts", "public_metrics"),
-        *("api_key", "api_key_file", "ssl_certfile", "ssl_keyfile"),
-        # Where keys, requests and their times go.
-        *("base_url", "otlp_traces_endpoint"),
-        # Files that are written.
-        *("output_file", "json_file", "plot"),
-        # Code that runs.
-        "kernel_cache_dir",
-    }
-)
+_SENSITIVE = {
+    "who reaches the server, and what they see": "host uds insecure allowed_hosts public_metrics api_key "
+    "api_key_file ssl_certfile ssl_keyfile",
+    "where keys, requests and their times go": "base_url otlp_traces_endpoint",
+    "which files are written": "output_file json_file plot",
+    "which code runs": "kernel_cache_dir",
+}
+SENSITIVE = frozenset(name for names in _SENSITIVE.values() for name in names.split())
+"""Options that the file of a working directory may not set, because of what they decide."""
 
 # ("bench", "prefix"): the command `octavo bench prefix`.
 Command = tuple[str, ...]

@@ -47,8 +47,8 @@ HARMLESS_EVENTS = frozenset(
 )
 # What Jinja2 and Python import when a template needs it, and then it is too late.
 LATE_IMPORTS = (
-    *("encodings.ascii", "encodings.latin_1", "encodings.unicode_escape"),
-    *("html", "jinja2.constants", "jinja2.debug", "textwrap", "unicodedata"),
+    "encodings.ascii encodings.latin_1 encodings.unicode_escape html jinja2.constants jinja2.debug textwrap "
+    "unicodedata"
 )
 
 
@@ -243,7 +243,7 @@ def lock_up() -> None:
     It can open no file and no socket, write no file and start no process. Python's own operations that reach
     out of the interpreter are refused as well, imports among them. None of this can be undone.
     """
-    for module in LATE_IMPORTS:
+    for module in LATE_IMPORTS.split():
         import_module(module)
     for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC):
         with suppress(ValueError):

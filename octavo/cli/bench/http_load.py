@@ -95,7 +95,9 @@ def _print(figures: dict) -> None:
 
 
 def _counts(figures: dict) -> list[tuple[str, str]]:
-    goodput = figures["request_goodput"]
+    goodput, within = figures["request_goodput"], []
+    if goodput is not None:
+        within.append(("requests/s within the limits (goodput)", f"{goodput:.2f}"))
     return [
         ("successful requests", str(figures["completed"])),
         ("failed requests", str(figures["failed"])),
@@ -103,7 +105,7 @@ def _counts(figures: dict) -> list[tuple[str, str]]:
         ("input tokens", str(figures["total_input_tokens"])),
         ("generated tokens", str(figures["total_output_tokens"])),
         ("requests/s", f"{figures['request_throughput']:.2f}"),
-        *((("requests/s within the limits (goodput)", f"{goodput:.2f}"),) if goodput is not None else ()),
+        *within,
         ("output tokens/s", f"{figures['output_throughput']:.1f}"),
         ("input + output tokens/s", f"{figures['total_token_throughput']:.1f}"),
         ("peak concurrent requests", str(figures["max_concurrent_requests"])),

@@ -195,10 +195,9 @@ def held_params(box: "Toolbox", params: SamplingParams, tokenizer: Tokenizer) ->
         ApiError: the schemas are too large, or the model's format cannot express one.
     """
     formats, writer = box.formats, GrammarWriter(tokenizer)
-    markers = [
-        *(formats.reasoning or ()),
-        *(formats.calls.markers if box.functions and formats.calls else ()),
-    ]
+    markers = [*formats.reasoning] if formats.reasoning else []
+    if box.functions and formats.calls:
+        markers += formats.calls.markers
     if formats.harmony is not None or any(writer.special_id(marker) is not None for marker in markers):
         params = replace(params, skip_special_tokens=False)
     content = params.structured

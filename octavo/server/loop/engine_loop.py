@@ -156,7 +156,14 @@ class EngineLoop:
             token_ids = await self._preparing.read(prompts, prompt)
             text, grammar = prompts.text_of(prompt), await self._preparing.compile(self.engine, params)
             job = Job(
-                *(request_id, text, token_ids, params, cache_salt, priority, read_along, submitted_s),
+                request_id=request_id,
+                prompt=text,
+                token_ids=token_ids,
+                params=params,
+                cache_salt=cache_salt,
+                priority=priority,
+                read_along=read_along,
+                submitted_s=submitted_s,
                 grammar=grammar,
             )
             self._check_ready()

@@ -98,14 +98,14 @@ class GrammarWriter:
         begin, after = self._texts(form, before + trigger), after if trigger else ""
         rules = []
         for number, (name, schema) in enumerate(functions):
-            call = row(self._texts(form, after), *self._call(form, f"arguments_{number}", name))
+            call = row([self._texts(form, after), *self._call(form, f"arguments_{number}", name)])
             rules += [f"call_{number}: {call}", *_arguments(form, f"arguments_{number}", schema)]
         one = f"({' | '.join(f'call_{number}' for number in range(len(functions)))})"
         separator = json.dumps(form.separator) if form.separator else ""
-        another = row(separator, "" if form.is_list else begin, one)
+        another = row([separator, "" if form.is_list else begin, one])
         several = f"{one} ({another})*" if parallel else one
         rest = f'"[" {several} "]"' if form.is_list else several
-        return "\n".join([f"calls: {row(begin, 'rest')}", f"rest: {rest}", *rules])
+        return "\n".join([f"calls: {row([begin, 'rest'])}", f"rest: {rest}", *rules])
 
     def _free(self, form: CallFormat, opened: str) -> list[str]:
         """Return rules of any text, in which nothing but calls follows the trigger.
@@ -135,7 +135,7 @@ class GrammarWriter:
         """Return a text in which markers may be special tokens."""
         parts = re.split(f"({'|'.join(map(re.escape, form.markers))})", text)
         return row(
-            *(self._literal(part) if part in form.markers else json.dumps(part) for part in parts if part)
+            self._literal(part) if part in form.markers else json.dumps(part) for part in parts if part
         )
 
     def _literal(self, marker: str) -> str:

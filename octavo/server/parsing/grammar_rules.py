@@ -5,7 +5,7 @@ Names and schemas come from strangers: they go in as JSON text, whose end no JSO
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from octavo.engine.structured.compiling import choice_regex
@@ -40,6 +40,6 @@ def without(*literals: str) -> str:
     return "".join(f" & ~/(?s:.*){choice_regex([literal])}(?s:.*)/" for literal in literals)
 
 
-def row(*parts: str) -> str:
-    """Return parts one after the other; empty ones are nothing."""
+def row(parts: Iterable[str]) -> str:
+    """Return parts one after the other, without empty ones."""
     return " ".join(filter(None, parts))

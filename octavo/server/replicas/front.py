@@ -228,9 +228,8 @@ class Front:
     async def _say_metrics(self, asked: Asked, send: Send) -> None:
         """Answer with the metrics of all replicas, labelled `replica`, and the router's own."""
         ready = [replica.name for replica in self.fleet.replicas if replica.report is not None]
-        found = await asyncio.gather(
-            *(self._links[name].fetch(asked) for name in ready), return_exceptions=True
-        )
+        fetches = [self._links[name].fetch(asked) for name in ready]
+        found = await asyncio.gather(*fetches, return_exceptions=True)
         texts: dict[str, bytes] = {}
         for name, answer in zip(ready, found, strict=True):
             if isinstance(answer, aiohttp.ClientError | TimeoutError):
