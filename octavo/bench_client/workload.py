@@ -104,9 +104,11 @@ def _read_line(line: bytes, where: str, is_chat: bool) -> Prompt:
         prompt = msgspec.json.decode(line, type=Prompt)
     except msgspec.MsgspecError as error:
         raise ConfigError(f"prompts_file {where}: {error}") from error
-    given, wanted = ("prompt", "messages") if is_chat else ("messages", "prompt")
-    if getattr(prompt, wanted) is None or getattr(prompt, given) is not None:
-        raise ConfigError(f'prompts_file {where}: expected "{wanted}" and no "{given}" for this endpoint')
+    unexpected, expected = ("prompt", "messages") if is_chat else ("messages", "prompt")
+    if getattr(prompt, expected) is None or getattr(prompt, unexpected) is not None:
+        raise ConfigError(
+            f'prompts_file {where}: expected "{expected}" and no "{unexpected}" for this endpoint'
+        )
     if prompt.max_tokens is not None and prompt.max_tokens < 1:
         raise ConfigError(f"prompts_file {where}: max_tokens must be at least 1, got {prompt.max_tokens}")
     return prompt

@@ -71,7 +71,9 @@ def _plans(source: ModelSource, config: EngineConfig, model: ModelConfig) -> Ite
     try:
         plans = [plan_execution(config, model, rank, stored=stored) for rank in ranks]
     except OutOfMemoryError:
-        for alike, rows in _by_rank([_held(plan_weights(config, model, rank, stored)) for rank in ranks]):
+        for alike, rows in _by_rank(
+            [_without_cache(plan_weights(config, model, rank, stored)) for rank in ranks]
+        ):
             yield _names(alike, size) + rows
         raise
     # What an engine's ranks agree on.
@@ -160,7 +162,7 @@ def _form(plan: ExecutionPlan, group: WeightGroup) -> str:
     return f"{group.form}; {describe(group.kind, plan.device, plan.dtype)}"
 
 
-def _held(plan: ExecutionPlan) -> Rows:
+def _without_cache(plan: ExecutionPlan) -> Rows:
     """What there is whatever fits beside it."""
     return [
         ("parameters", f"{plan.num_parameters / 1e6:,.1f} M"),
@@ -173,7 +175,7 @@ def _held(plan: ExecutionPlan) -> Rows:
 
 def _memory(plan: ExecutionPlan) -> Rows:
     return [
-        *_held(plan),
+        *_without_cache(plan),
         ("KV cache dtype", str(plan.kv_dtype).removeprefix("torch.")),
         ("KV cache per token", f"{plan.kv_bytes_per_token:,} bytes"),
         ("KV cache", f"{gib(plan.kv_bytes)}: {plan.num_blocks:,} blocks x {plan.block_size} tokens"),

@@ -161,8 +161,8 @@ class GenerateSampling(SamplingParams):
         """
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(SamplingParams)}
         is_open = {name for name in DEFAULTED if fields[name] is None}
-        given = {name: value for name, value in fields.items() if name not in is_open}
-        return SamplingParams.from_dict({**self._otherwise(), **defaults, **given})
+        chosen = {name: value for name, value in fields.items() if name not in is_open}
+        return SamplingParams.from_dict({**self._otherwise(), **defaults, **chosen})
 
     def _otherwise(self) -> Mapping[str, float]:
         return {}

@@ -13,8 +13,8 @@ OPTIONS: Mapping[str, tuple[Row, ...]] = {"vLLM": VLLM, "llama.cpp": LLAMA_CPP}
 def explained(error: CycloptsError, root: App) -> str:
     """Return the message of an error of the command line, with an answer to what another server has."""
     if isinstance(error, UnknownOptionError) and error.token.source == "cli":
-        given = error.token.keyword or error.token.value
-        return f"Unknown option: {given}. {_option(given, error, root)}".strip()
+        typed = error.token.keyword or error.token.value
+        return f"Unknown option: {typed}. {_option(typed, error, root)}".strip()
     if isinstance(error, UnknownCommandError) and error.unused_tokens:
         return _command(error.unused_tokens[0], root)
     return str(error)
@@ -34,8 +34,8 @@ def table(heading: str) -> list[str]:
     return lines
 
 
-def _option(given: str, error: UnknownOptionError, root: App) -> str:
-    name = _plain(given)
+def _option(typed: str, error: UnknownOptionError, root: App) -> str:
+    name = _plain(typed)
     here = {option for argument in error.argument_collection for option in argument.names}
     answers = list(dict.fromkeys(answers_to(name, here, root)))
     if answers:
@@ -47,9 +47,9 @@ def _option(given: str, error: UnknownOptionError, root: App) -> str:
     return _question(suggest(name, here)) if name.startswith("--") else ""
 
 
-def _plain(given: str) -> str:
+def _plain(typed: str) -> str:
     """Return an option's name: without "=value" and ".part", and with hyphens."""
-    name = given.partition("=")[0]
+    name = typed.partition("=")[0]
     if name.startswith("--"):
         return "--" + name[2:].partition(".")[0].replace("_", "-").lower()
     # vLLM's -O3 and -cc.mode.
@@ -77,16 +77,16 @@ def _place(ours: str, here: Iterable[str], root: App) -> str:
     return f" (of octavo {', '.join(command for command, options in _commands(root) if first in options)})"
 
 
-def _command(given: str, root: App) -> str:
+def _command(typed: str, root: App) -> str:
     names = [name for name in root if not name.startswith("-")]
-    if given.startswith("-"):
-        return f"Unknown option: {given}. Options follow a command, such as octavo serve; see octavo --help"
+    if typed.startswith("-"):
+        return f"Unknown option: {typed}. Options follow a command, such as octavo serve; see octavo --help"
     for row in COMMANDS:
-        if given in row.names.split():
+        if typed in row.names.split():
             advice = "; ".join(text for text in (row.ours and f"use {row.ours}", row.note) if text)
-            return f'Unknown command "{given}": {advice}'
-    near = _question(suggest(given, names))
-    return f'Unknown command "{given}". {near}Available commands: {", ".join(names)}.'
+            return f'Unknown command "{typed}": {advice}'
+    near = _question(suggest(typed, names))
+    return f'Unknown command "{typed}". {near}Available commands: {", ".join(names)}.'
 
 
 def _question(suggestion: str) -> str:

@@ -78,7 +78,7 @@ def _serve(
     config: EngineConfig, server: ServerConfig, quiet: bool, child: Child, *, is_replica: bool = False
 ) -> None:
     # A parent that supervises never imports PyTorch.
-    from octavo.server.replicas.reporting import ToldApp
+    from octavo.server.replicas.reporting import ReportingApp
     from octavo.server.serving import serve
 
     begun = time.monotonic()
@@ -97,7 +97,7 @@ def _serve(
 
         leave_at_once()
         try:
-            app = ToldApp(gate, loop) if is_replica else gate
+            app = ReportingApp(gate, loop) if is_replica else gate
             error = asyncio.run(serve(gate, loop, server, tell, app))
         finally:
             loop.stop()

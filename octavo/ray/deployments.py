@@ -21,7 +21,7 @@ from octavo.errors import EngineDeadError, NotReadyError
 from octavo.ray.prefix_router import REPORT, PrefixRouter
 from octavo.router import Marks, read_marks
 from octavo.router.marks import HEADER
-from octavo.server.api_errors import EVENT_END, ApiError, as_api_error, last_words
+from octavo.server.api_errors import EVENT_END, ApiError, as_api_error, broken_stream_event
 from octavo.server.config import ServerConfig
 from octavo.server.entry.bodies import BodyReader
 from octavo.server.entry.door import Door
@@ -125,7 +125,7 @@ async def _rest(first: bytes, answer: Any, path: str, headers: Headers) -> Async
         if not dict(headers).get(b"content-type", b"").startswith(b"text/event-stream"):
             raise
         # It may have died within an event.
-        yield (b"" if last == EVENT_END else EVENT_END) + last_words(path)
+        yield (b"" if last == EVENT_END else EVENT_END) + broken_stream_event(path)
 
 
 def read_options() -> tuple[EngineConfig, ServerConfig]:
@@ -177,7 +177,7 @@ class Replica:
         from octavo.engine.engine import Engine
         from octavo.server.app import make_app as make_server
         from octavo.server.loop.engine_loop import EngineLoop
-        from octavo.server.replicas.reporting import ToldApp
+        from octavo.server.replicas.reporting import ReportingApp
 
         self._loop = EngineLoop(
             partial(Engine, engine),
@@ -187,7 +187,7 @@ class Replica:
         )
         # Ray starts a dead engine again, so clients are told to come back.
         server = replace(server, restart=True)
-        self._app = ToldApp(make_server(self._loop, server, engine.model), self._loop)
+        self._app = ReportingApp(make_server(self._loop, server, engine.model), self._loop)
         self._name = serve.get_replica_context().replica_id.unique_id.encode()
         self._loop.start()
         # Ray counts a replica as ready when this has returned.

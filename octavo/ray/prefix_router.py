@@ -21,7 +21,7 @@ class PrefixRouter(RequestRouter):
         """Begin with no replica; `weights` are those of octavo.router.Weights."""
         self._weights = Weights(**weights)
         self._known: dict[ReplicaID, Replica] = {}
-        self._told: dict[ReplicaID, bytes] = {}
+        self._reports: dict[ReplicaID, bytes] = {}
         self._flights: dict[str, Flight] = {}
         # (replica, request) of those that ended before they were counted, oldest first.
         self._ended: OrderedDict[tuple[ReplicaID, str], None] = OrderedDict()
@@ -88,18 +88,18 @@ class PrefixRouter(RequestRouter):
 
     def _forget(self, replica_id: ReplicaID) -> None:
         self._known.pop(replica_id, None)
-        self._told.pop(replica_id, None)
+        self._reports.pop(replica_id, None)
 
     def _hear(self, running: RunningReplica) -> Replica:
         known = self._known.get(running.replica_id)
         if known is None:
             known = Replica(running.replica_id.unique_id, self._weights, time.monotonic)
             self._known[running.replica_id] = known
-        told: Any = running.routing_stats.get(REPORT)
+        report: Any = running.routing_stats.get(REPORT)
         # Ray hands out the very same object until there is news.
-        if told is not None and told is not self._told.get(running.replica_id):
-            known.hear(Report.decode(told))
-            self._told[running.replica_id] = told
+        if report is not None and report is not self._reports.get(running.replica_id):
+            known.hear(Report.decode(report))
+            self._reports[running.replica_id] = report
         return known
 
 

@@ -36,7 +36,7 @@ class Replica:
         self._weights = weights
         self._clock = clock
         self._heard_s = 0.0
-        self._held: Mapping[bytes, int] = {}
+        self._cached: Mapping[bytes, int] = {}
         # Mark -> (tokens, time when it was sent).
         self._sent: OrderedDict[bytes, tuple[int, float]] = OrderedDict()
 
@@ -68,14 +68,14 @@ class Replica:
     @property
     def num_marks(self) -> int:
         """How many marks count as cached there."""
-        return len(self._held) + len(self._sent)
+        return len(self._cached) + len(self._sent)
 
     def saved_tokens(self, marks: Marks) -> int:
         """Return how many tokens of a prompt its cache holds, as far as the router knows."""
         digests, tokens = marks.digests, 0
-        at = _longest(digests, self._held)
+        at = _longest(digests, self._cached)
         if at >= 0:
-            tokens = self._held[digests[at]]
+            tokens = self._cached[digests[at]]
         at = _longest(digests, self._sent)
         return tokens if at < 0 else max(tokens, self._sent[digests[at]][0])
 
@@ -83,10 +83,10 @@ class Replica:
         """Store its report. None means that it is down and its cache is lost."""
         self.report, self._heard_s = report, self._clock()
         if report is None:
-            self._held = {}
+            self._cached = {}
             self._sent.clear()
             return
-        self._held = report.held()
+        self._cached = report.cached_marks()
         oldest = self._heard_s - _TRUST_S
         while self._sent and next(iter(self._sent.values()))[1] < oldest:
             self._sent.popitem(last=False)

@@ -39,7 +39,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     num_waiting_tokens: int = 0
     bytes_per_token: float = 0.0
 
-    def held(self) -> dict[bytes, int]:
+    def cached_marks(self) -> dict[bytes, int]:
         """Return a map from each mark to its tokens."""
         starts = range(0, len(self.digests), DIGEST_BYTES)
         digests = (self.digests[start : start + DIGEST_BYTES] for start in starts)
@@ -107,7 +107,7 @@ class Ledger:
         while len(self._blocks) > self._max_marks:
             self._awaited.discard(self._blocks.popitem(last=False)[0])
 
-    def held(self, is_registered: Callable[[bytes], bool]) -> tuple[bytes, tuple[int, ...]]:
+    def cached_marks(self, is_registered: Callable[[bytes], bool]) -> tuple[bytes, tuple[int, ...]]:
         """Return the marks whose blocks are cached now, with their lengths in tokens.
 
         Drops the marks whose blocks were evicted. Marks of prompts that still wait for prefill stay.

@@ -130,7 +130,7 @@ def _named_field(message: str) -> str | None:
     return word[0] if word and ("_" in word[0] or word[0] in ("n", "stop", "seed", "logprobs")) else None
 
 
-def last_words(path: str) -> bytes:
+def broken_stream_event(path: str) -> bytes:
     """Return the last event of a broken stream, in the form of the API at `path`."""
     if path.startswith("/v1/responses"):
         detail = {"type": "error", "sequence_number": 0, "code": "replica_died", "message": _MESSAGE}

@@ -88,7 +88,7 @@ class BatchLine(Struct, kw_only=True):
         return self.response is not None and self.response.status_code == 200
 
 
-class _Asked(Struct):
+class _Streaming(Struct):
     """The field of a body that a batch refuses."""
 
     stream: object = None
@@ -129,12 +129,12 @@ def _read_line(line: bytes, number: int, seen: set[str]) -> BatchRequest | Batch
         return _refused(line, number, "line_too_long", f"expected at most {_MAX_LINE_BYTES} bytes")
     try:
         request = msgspec.json.decode(line, type=BatchRequest)
-        asked = msgspec.json.decode(request.body, type=_Asked)
+        body = msgspec.json.decode(request.body, type=_Streaming)
     except msgspec.ValidationError as error:
         return _refused(line, number, "invalid_request", f"expected a request of a batch: {error}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return _refused(line, number, "invalid_json", f"expected a JSON object: {error}")
-    if asked.stream:
+    if body.stream:
         return _refused(
             line, number, "invalid_request", "the answers of a batch are not streamed; leave out stream"
         )

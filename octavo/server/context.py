@@ -142,9 +142,9 @@ class Context:
         self.loop.check_room(1)
         read = await self._reading.read(request.scope["octavo.sender"], path, body)
         assert isinstance(read, ReadChat)
-        asked = msgspec.json.decode(read.asked, type=CHATS[path][0])
-        prepared = unpacked(read.prompt), read.tools.box(materials.formats), read.held
-        return ChatInput(asked, read.chat, read.params, prepared)
+        fields = msgspec.json.decode(read.fields, type=CHATS[path][0])
+        prepared = unpacked(read.prompt), read.tools.box(materials.formats), read.constrained_params
+        return ChatInput(fields, read.chat, read.params, prepared)
 
     async def read_long_texts(self, request: Request, body: bytes) -> TextInput:
         """Read a long body that asks for completions likewise. Raises as `read_long_chat`."""
@@ -152,7 +152,7 @@ class Context:
         self.loop.check_room(1)
         read = await self._reading.read(request.scope["octavo.sender"], self.path_of(request), body)
         assert isinstance(read, ReadTexts)
-        return TextInput(read.asked, read.params, [unpacked(prompt) for prompt in read.prompts])
+        return TextInput(read.fields, read.params, [unpacked(prompt) for prompt in read.prompts])
 
     async def answer(self, request: Request) -> Response:
         """Answer a body by what is read in it (ANSWERS): in the pool, or if it is long in another process.
@@ -264,6 +264,6 @@ class Context:
             self.traces.close()
 
 
-def new_id(prefix: str, request: Request, given: RequestId | None) -> str:
+def new_id(prefix: str, request: Request, client_id: RequestId | None) -> str:
     """Return the id of an answer, made from the client's request id if it gave one."""
-    return f"{prefix}-{given or request.scope['octavo.request_id']}"
+    return f"{prefix}-{client_id or request.scope['octavo.request_id']}"

@@ -32,7 +32,7 @@ _POLL_S = 0.1
 # granian does not say when it listens, which takes it a few milliseconds.
 _BIND_S = 0.1
 # A dead engine's streams get this long to tell their clients.
-_LAST_WORDS_S = 2.0
+_ENDING_S = 2.0
 
 
 async def serve(
@@ -72,12 +72,12 @@ async def serve(
         elif watching.done():
             tell(DYING)
             if watching.result():
-                await _say_last_words(gate)
+                await _let_streams_end(gate)
     finally:
         watching.cancel()
         leaving.cancel()
         server.stop()
-        await asyncio.wait((serving,), timeout=_LAST_WORDS_S)
+        await asyncio.wait((serving,), timeout=_ENDING_S)
         gate.context.close()
     return loop.error
 
@@ -120,16 +120,16 @@ def leave_on_signals(leave: asyncio.Event) -> None:
 
 async def _drain(gate: "Gate", loop: "EngineLoop", timeout_s: float) -> None:
     """Let requests finish, and their clients read the rest."""
-    deadline = time.monotonic() + max(timeout_s, _LAST_WORDS_S)
+    deadline = time.monotonic() + max(timeout_s, _ENDING_S)
     await loop.drain(timeout_s)
     while gate.num_open and time.monotonic() < deadline:
         await asyncio.sleep(_POLL_S)
 
 
-async def _say_last_words(gate: "Gate") -> None:
+async def _let_streams_end(gate: "Gate") -> None:
     """Give streams time to end with an error, and answer others that the engine is dead."""
-    deadline = time.monotonic() + _LAST_WORDS_S
-    await asyncio.sleep(_LAST_WORDS_S / 2)
+    deadline = time.monotonic() + _ENDING_S
+    await asyncio.sleep(_ENDING_S / 2)
     while gate.num_open and time.monotonic() < deadline:
         await asyncio.sleep(_POLL_S)
 

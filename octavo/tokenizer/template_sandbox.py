@@ -168,10 +168,10 @@ def answer(request: bytes, template_of: Callable[[bytes], jinja2.Template]) -> d
         bound.
     """
     source, _, body = request.rpartition(b"\0")
-    asked = json.loads(body)
-    context = asked["context"]
-    if "now" in asked:
-        now = datetime.fromisoformat(asked["now"])
+    fields = json.loads(body)
+    context = fields["context"]
+    if "now" in fields:
+        now = datetime.fromisoformat(fields["now"])
         context["strftime_now"] = lambda format: now.strftime(format)
     try:
         text = template_of(source).render(context)

@@ -10,7 +10,7 @@ from octavo.server.api_errors import ApiError
 from octavo.server.config import ServerConfig
 from octavo.server.entry.bodies import Place, Room, Shelf
 from octavo.server.entry.door import Door
-from octavo.server.replicas.reporting import ToldApp
+from octavo.server.replicas.reporting import ReportingApp
 
 KEYS = ("sk-0123456789abcdef", "sk-fedcba9876543210")
 
@@ -48,7 +48,7 @@ def test_a_replica_is_told_a_clients_address_by_the_front() -> None:
         seen.append(scope["client"])
 
     async def run() -> None:
-        told = ToldApp(app, None)  # type: ignore[arg-type]
+        told = ReportingApp(app, None)  # type: ignore[arg-type]
         for headers in ([(b"x-octavo-client", b"10.0.0.1")], []):
             scope = {"type": "http", "path": "/", "headers": headers, "client": ("", 0)}
             await told(scope, None, None)  # type: ignore[arg-type]
@@ -81,12 +81,12 @@ def test_whole_bodies_of_one_sender_leave_room_for_others() -> None:
     with ExitStack() as held:
         for sender, most in ((b"a", 5), (b"b", 3), (b"c", 1)):
             for _ in range(most):
-                held.enter_context(shelf.hold(sender, size))
+                held.enter_context(shelf.reserve(sender, size))
             with pytest.raises(ApiError) as refused:
-                held.enter_context(shelf.hold(sender, size))
+                held.enter_context(shelf.reserve(sender, size))
             assert refused.value.status == 429
             # Small ones pass whatever large ones hold.
             for _ in range(1000):
-                held.enter_context(shelf.hold(sender, 64 << 10))
-        held.enter_context(shelf.hold(b"d", size))
-    assert not shelf._held
+                held.enter_context(shelf.reserve(sender, 64 << 10))
+        held.enter_context(shelf.reserve(b"d", size))
+    assert not shelf._bytes_of

@@ -22,7 +22,7 @@ ANSWERED_BY = {
     MessagesRequest: (messages,),
 }
 # What holds a body in these files.
-BODIES = {"asked", "chat", "request"}
+BODIES = {"fields", "chat", "request"}
 
 
 def test_every_kind_of_body_is_known() -> None:

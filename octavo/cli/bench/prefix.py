@@ -131,14 +131,14 @@ def run_prefix_bench(options: PrefixBenchOptions) -> None:
 
 def _tell_noise(points: list[Point]) -> None:
     noise = sum(point.speedup is None for point in points)
-    told = (
+    warning = (
         f"the times of {noise} of {len(points)} points differ too much from round to round, "
         f"{MAX_TRIES} times over: end what else runs on this machine"
     )
     if noise == len(points):
-        raise OctavoError(told)
+        raise OctavoError(warning)
     if noise:
-        print(f"octavo: warning: {told}", file=sys.stderr)
+        print(f"octavo: warning: {warning}", file=sys.stderr)
 
 
 @torch.inference_mode()

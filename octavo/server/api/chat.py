@@ -13,7 +13,7 @@ from octavo.outputs import CompletionDelta, CompletionOutput, RequestOutput
 from octavo.server.api.chat_answers import DeltaWriter, is_empty, whole_message
 from octavo.server.api.logprobs import LogprobWriter, check_logprobs, prompt_logprobs
 from octavo.server.api.sampling import Defaults
-from octavo.server.api.sse import EventWriter, Gathered, TextEvents, event, is_text_alone
+from octavo.server.api.sse import EventWriter, Gathered, TextEvents, event, is_only_text
 from octavo.server.api.structs import (
     ChatChoice,
     ChatChunk,
@@ -54,21 +54,21 @@ class Answer:
 async def chat_completions(context: Context, request: Request) -> Response:
     """Answer a conversation."""
     found = await read_chat(context, request, parse_chat)
-    asked, params = found.chat, found.params
+    fields, params = found.chat, found.params
     begin = partial(begin_chat, context, request, found)
     answer = Answer(
-        new_id("chatcmpl", request, asked.request_id),
+        new_id("chatcmpl", request, fields.request_id),
         int(time.time()),
         context.model,
-        asked,
+        fields,
         LogprobWriter(
             context.loop.engine.tokenizer,
-            asked.top_logprobs or 0,
-            ids_as_tokens=bool(asked.return_tokens_as_token_ids),
+            fields.top_logprobs or 0,
+            ids_as_tokens=bool(fields.return_tokens_as_token_ids),
         ),
     )
 
-    if asked.stream:
+    if fields.stream:
         generation, box = await while_present(request, begin())
         return context.events(ChatEvents(answer, generation, box, params.n), generation)
 
@@ -96,7 +96,7 @@ async def read_chat(
         found = await while_present(request, context.read_long_chat(request, body))
     else:
         found = parse(body, context.defaults)
-        check_model(getattr(found.asked, "model", None), context.model)
+        check_model(getattr(found.fields, "model", None), context.model)
     context.check_room(found.params.n)
     return found
 
@@ -113,15 +113,15 @@ async def begin_chat(context: Context, request: Request, found: ChatInput) -> tu
         prepared = await context.run(
             request, read_prompt, materials.prompts, chat, materials.formats, reading_of(chat), found.params
         )
-    prompt, box, held = prepared
-    check_logprobs([prompt], held, context.engine.prompts.max_model_len, num_copies=1)
+    prompt, box, params = prepared
+    check_logprobs([prompt], params, context.engine.prompts.max_model_len, num_copies=1)
     salt = context.salt(request, chat.cache_salt)
-    generation = await context.generate([prompt], held, cache_salt=salt, priority=chat.priority or 0)
+    generation = await context.generate([prompt], params, cache_salt=salt, priority=chat.priority or 0)
     return generation, box
 
 
 def _completion(answer: Answer, output: RequestOutput, box: Toolbox, parts: Parts) -> ChatCompletion:
-    asked = answer.request
+    fields = answer.request
     choices = []
     for completion in output.outputs:
         message, finish_reason = whole_message(completion, box.reader(), parallel=box.parallel)
@@ -131,10 +131,10 @@ def _completion(answer: Answer, output: RequestOutput, box: Toolbox, parts: Part
             logprobs=answer.logprobs_of(completion, parts),
             finish_reason=finish_reason,
             stop_reason=completion.stop_reason,
-            token_ids=completion.token_ids if asked.return_token_ids else UNSET,
+            token_ids=completion.token_ids if fields.return_token_ids else UNSET,
         )
         choices.append(choice)
-    wants_prompt = asked.prompt_logprobs is not None and output.prompt_logprobs is not None
+    wants_prompt = fields.prompt_logprobs is not None and output.prompt_logprobs is not None
     return ChatCompletion(
         id=answer.id,
         created=answer.created,
@@ -142,7 +142,7 @@ def _completion(answer: Answer, output: RequestOutput, box: Toolbox, parts: Part
         choices=choices,
         usage=usage_of([output]),
         prompt_logprobs=parts.later(prompt_logprobs(output.prompt_logprobs or [])) if wants_prompt else UNSET,
-        prompt_token_ids=output.prompt_token_ids if asked.return_token_ids else UNSET,
+        prompt_token_ids=output.prompt_token_ids if fields.return_token_ids else UNSET,
     )
 
 
@@ -150,17 +150,17 @@ class ChatEvents(EventWriter):
     """Writes a streamed answer: roles, what is new, and the usage."""
 
     def __init__(self, answer: Answer, generation: Generation, box: Toolbox, n: int) -> None:
-        asked = answer.request
-        options = asked.stream_options
+        fields = answer.request
+        options = fields.stream_options
         self._answer = answer
         self._wants_usage = bool(options and options.include_usage)
         self._usage = UsageCounter(generation, continuous=bool(options and options.continuous_usage_stats))
-        interval = asked.stream_interval or 1
+        interval = fields.stream_interval or 1
         self._gathered = Gathered(interval) if interval > 1 else None
-        self._first_ids = generation.prompts[0].listed if asked.return_token_ids else UNSET
+        self._first_ids = generation.prompts[0].listed if fields.return_token_ids else UNSET
         self._has_role = [False] * n
         # An event with more than text is encoded as a whole.
-        self._has_more = self._usage.is_continuous or bool(asked.return_token_ids)
+        self._has_more = self._usage.is_continuous or bool(fields.return_token_ids)
         self._texts = TextEvents(
             lambda index, text: self._chunk([ChunkChoice(index=index, delta=Delta(content=text))])
         )
@@ -181,13 +181,13 @@ class ChatEvents(EventWriter):
     def _event(self, delta: CompletionDelta) -> bytes:
         before = b"" if self._has_role[delta.index] else self._role(delta.index)
         self._usage.add(len(delta.token_ids))
-        if self._is_plain and is_text_alone(delta):
+        if self._is_plain and is_only_text(delta):
             return before + self._texts.write(delta.index, delta.text)
         shown, finish_reason = self._writers[delta.index].write(
             delta.text, delta.token_ids, delta.finish_reason
         )
-        is_content_alone = shown.content and not (shown.reasoning_content or shown.tool_calls)
-        if not self._has_more and is_text_alone(delta) and is_content_alone:
+        is_only_content = shown.content and not (shown.reasoning_content or shown.tool_calls)
+        if not self._has_more and is_only_text(delta) and is_only_content:
             return before + self._texts.write(delta.index, shown.content or "")
         choice = _choice(self._answer, delta, shown, finish_reason)
         return before if choice is None else before + self._chunk([choice], self._usage.now)
@@ -222,8 +222,8 @@ def _choice(
     answer: Answer, delta: CompletionDelta, shown: Delta, finish_reason: str | None
 ) -> ChunkChoice | None:
     """Return what is new, or None if a client would see nothing in it."""
-    asked = answer.request
-    if is_empty(shown) and not (finish_reason or delta.logprobs or asked.return_token_ids):
+    fields = answer.request
+    if is_empty(shown) and not (finish_reason or delta.logprobs or fields.return_token_ids):
         return None
     return ChunkChoice(
         index=delta.index,
@@ -231,5 +231,5 @@ def _choice(
         logprobs=answer.logprobs_of(delta),
         finish_reason=finish_reason,
         stop_reason=delta.stop_reason if delta.finish_reason else UNSET,
-        token_ids=delta.token_ids if asked.return_token_ids else UNSET,
+        token_ids=delta.token_ids if fields.return_token_ids else UNSET,
     )

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from octavo.engine.prompts import TokenIds
 from octavo.outputs import CompletionDelta, CompletionOutput, RequestOutput
 from octavo.server.api.logprobs import LogprobWriter, check_logprobs, prompt_logprobs
-from octavo.server.api.sse import EventWriter, Gathered, TextEvents, event, is_text_alone
+from octavo.server.api.sse import EventWriter, Gathered, TextEvents, event, is_only_text
 from octavo.server.api.structs import (
     Completion,
     CompletionChoice,
@@ -62,7 +62,7 @@ async def completions(context: Context, request: Request) -> Response:
     found = await _read(context, request)
     context.check_room(num_prompts(found) * found.params.n)
     work = _generate(context, request, found)
-    if found.asked.stream:
+    if found.fields.stream:
         generation, answer = await while_present(request, work)
         return context.events(CompletionEvents(answer, generation), generation)
 
@@ -80,31 +80,31 @@ async def _read(context: Context, request: Request) -> TextInput:
     if len(body) > LONG_BYTES:
         return await while_present(request, context.read_long_texts(request, body))
     found = parse_completion(body, context.defaults)
-    check_model(found.asked.model, context.model)
+    check_model(found.fields.model, context.model)
     return found
 
 
 async def _generate(context: Context, request: Request, found: TextInput) -> tuple[Generation, Answer]:
-    asked, params, read = found.asked, found.params, found.prompts
+    fields, params, read = found.fields, found.params, found.prompts
     if read is None:
         prompts = context.materials.prompts
-        if is_soon_read(asked):
+        if is_soon_read(fields):
             read = read_texts(prompts, found)
         else:
             read = await context.run(request, read_texts, prompts, found)
     check_logprobs(read, params, context.engine.prompts.max_model_len, num_copies=params.n)
     tokenizer = context.loop.engine.tokenizer
     answer = Answer(
-        new_id("cmpl", request, asked.request_id),
+        new_id("cmpl", request, fields.request_id),
         int(time.time()),
         context.model,
-        asked,
+        fields,
         params.n,
-        LogprobWriter(tokenizer, asked.logprobs or 0, ids_as_tokens=bool(asked.return_tokens_as_token_ids)),
-        await context.run(request, _texts, tokenizer, read) if asked.echo else None,
+        LogprobWriter(tokenizer, fields.logprobs or 0, ids_as_tokens=bool(fields.return_tokens_as_token_ids)),
+        await context.run(request, _texts, tokenizer, read) if fields.echo else None,
     )
-    salt = context.salt(request, asked.cache_salt)
-    generation = await context.generate(read, params, cache_salt=salt, priority=asked.priority or 0)
+    salt = context.salt(request, fields.cache_salt)
+    generation = await context.generate(read, params, cache_salt=salt, priority=fields.priority or 0)
     return generation, answer
 
 
@@ -127,18 +127,18 @@ def _completion(answer: Answer, outputs: Sequence[RequestOutput], parts: Parts) 
 def _whole_choice(
     answer: Answer, position: int, output: RequestOutput, completion: CompletionOutput, parts: Parts
 ) -> CompletionChoice:
-    asked = answer.request
+    fields = answer.request
     text = "" if answer.only_echo else completion.text
     token_ids = [] if answer.only_echo else completion.token_ids
-    wants_prompt = asked.prompt_logprobs is not None and output.prompt_logprobs is not None
+    wants_prompt = fields.prompt_logprobs is not None and output.prompt_logprobs is not None
     return CompletionChoice(
         index=position * answer.n + completion.index,
         text=text if answer.echoes is None else answer.echoes[position] + text,
         logprobs=_whole_logprobs(answer, output, completion, parts),
         finish_reason="length" if answer.only_echo else completion.finish_reason,
         stop_reason=None if answer.only_echo else completion.stop_reason,
-        token_ids=token_ids if asked.return_token_ids else UNSET,
-        prompt_token_ids=output.prompt_token_ids if asked.return_token_ids else UNSET,
+        token_ids=token_ids if fields.return_token_ids else UNSET,
+        prompt_token_ids=output.prompt_token_ids if fields.return_token_ids else UNSET,
         prompt_logprobs=parts.later(prompt_logprobs(output.prompt_logprobs or [])) if wants_prompt else UNSET,
     )
 
@@ -205,7 +205,7 @@ class CompletionEvents(EventWriter):
         answer = self._answer
         self._usage.add(0 if answer.only_echo else len(delta.token_ids))
         index = position * answer.n + delta.index
-        if not self._has_more and is_text_alone(delta):
+        if not self._has_more and is_only_text(delta):
             return self._plain.write(index, delta.text)
         choice = _choice(answer, self._generation, position, delta, self._texts[index])
         return b"" if choice is None else self._chunk([choice], self._usage.now)
@@ -221,14 +221,14 @@ def _choice(
     answer: Answer, generation: Generation, position: int, delta: CompletionDelta, text: _Text
 ) -> CompletionChoice | None:
     """Return what is new, or None if a client would see nothing in it."""
-    asked = answer.request
+    fields = answer.request
     new = "" if answer.only_echo else delta.text
     token_ids = () if answer.only_echo else delta.token_ids
-    ids = generation.prompts[position].listed if asked.return_token_ids and not text.has_begun else UNSET
+    ids = generation.prompts[position].listed if fields.return_token_ids and not text.has_begun else UNSET
     if answer.echoes is not None and not text.has_begun:
         new = answer.echoes[position] + new
     text.has_begun = True
-    if not (new or delta.finish_reason or delta.logprobs or asked.return_token_ids):
+    if not (new or delta.finish_reason or delta.logprobs or fields.return_token_ids):
         return None
     logprobs = None
     if delta.logprobs is not None:
@@ -240,6 +240,6 @@ def _choice(
         logprobs=logprobs,
         finish_reason="length" if answer.only_echo and delta.finish_reason else delta.finish_reason,
         stop_reason=delta.stop_reason if delta.finish_reason else UNSET,
-        token_ids=token_ids if asked.return_token_ids else UNSET,
+        token_ids=token_ids if fields.return_token_ids else UNSET,
         prompt_token_ids=ids,
     )

@@ -110,7 +110,7 @@ class EventStream(Response):
         self._look_number = 0
         # What the client has not taken yet, and the prompts that have news for it.
         self._sending: asyncio.Task[None] | None = None
-        self._held: list[int] = []
+        self._pending: list[int] = []
         self._calls = [partial(self._on_news, position) for position in range(len(generation.streams))]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -147,7 +147,7 @@ class EventStream(Response):
     def _on_news(self, position: int) -> bool:
         """Send what is new of a prompt, unless the client has to read first; False: do not call again."""
         if self._sending is not None:
-            self._held.append(position)
+            self._pending.append(position)
             return False
         if self._ended.done():
             return False
@@ -180,12 +180,12 @@ class EventStream(Response):
     def _go_on(self, sent: asyncio.Task[None]) -> None:
         """Send what has come while the client read."""
         self._sending = None
-        held, self._held = self._held, []
+        pending, self._pending = self._pending, []
         if self._ended.done():
             return
         if (error := sent.exception()) is not None:
             self._ended.set_exception(error)
-        for position in held:
+        for position in pending:
             if self._on_news(position):
                 self._generation.streams[position].when_news(self._calls[position])
 
@@ -210,18 +210,18 @@ class Gathered:
     def __init__(self, interval: int) -> None:
         """Begin with nothing held; an interval of 1 would never hold any."""
         self._interval = interval
-        self._held: dict[tuple[int, int], CompletionDelta] = {}
+        self._pending: dict[tuple[int, int], CompletionDelta] = {}
 
     def add(self, position: int, deltas: list[CompletionDelta]) -> list[CompletionDelta]:
         """Take the new deltas of a prompt; return those that are due."""
         due = []
         for delta in deltas:
-            held = self._held.pop((position, delta.index), None)
-            merged = delta if held is None else _joined(held, delta)
+            pending = self._pending.pop((position, delta.index), None)
+            merged = delta if pending is None else _joined(pending, delta)
             if merged.finish_reason is not None or len(merged.token_ids) >= self._interval:
                 due.append(merged)
             else:
-                self._held[position, delta.index] = merged
+                self._pending[position, delta.index] = merged
         return due
 
 
@@ -253,7 +253,7 @@ class TextEvents:
         return around[0] + encode(text) + around[1]
 
 
-def is_text_alone(delta: CompletionDelta) -> bool:
+def is_only_text(delta: CompletionDelta) -> bool:
     """Return whether a client sees nothing of a delta but its text."""
     return delta.finish_reason is None and delta.logprobs is None and delta.text != ""
 

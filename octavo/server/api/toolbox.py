@@ -13,7 +13,12 @@ from octavo.server.api.prompt_tokens import Prompts, Reading
 from octavo.server.api.structs import ChatRequest, NamedTool, Tool
 from octavo.server.api_errors import ApiError, refused
 from octavo.server.parsing.answer import AnswerReader, Reader, ReasoningReader
-from octavo.server.parsing.answer_grammars import GrammarWriter, HeldFunction, content_rule, harmony_grammar
+from octavo.server.parsing.answer_grammars import (
+    ConstrainedFunction,
+    GrammarWriter,
+    content_rule,
+    harmony_grammar,
+)
 from octavo.server.parsing.call_formats import Function, described
 from octavo.server.parsing.formats import ModelFormats
 from octavo.server.parsing.harmony import open_channel, shown_messages
@@ -92,14 +97,14 @@ class Toolbox:
         return None if reasoning is None and calls is None else AnswerReader(reasoning, calls)
 
 
-def toolbox_of(asked: ChatRequest, formats: ModelFormats, structured: StructuredOutput | None) -> Toolbox:
+def toolbox_of(fields: ChatRequest, formats: ModelFormats, structured: StructuredOutput | None) -> Toolbox:
     """Return the tools of a request, checked.
 
     Raises:
         ApiError: the fields contradict each other, or the model's calls cannot be read.
     """
-    tools = asked.tools or []
-    choice = asked.tool_choice or ("auto" if tools else "none")
+    tools = fields.tools or []
+    choice = fields.tool_choice or ("auto" if tools else "none")
     functions = _functions(tools)
     must_call = isinstance(choice, NamedTool) or choice == "required"
     if must_call and not tools:
@@ -121,13 +126,13 @@ def toolbox_of(asked: ChatRequest, formats: ModelFormats, structured: Structured
         functions=functions,
         strict=strict,
         must_call=must_call,
-        parallel=asked.parallel_tool_calls is not False and not isinstance(choice, NamedTool),
+        parallel=fields.parallel_tool_calls is not False and not isinstance(choice, NamedTool),
         formats=formats,
     )
 
 
 def read_prompt(
-    prompts: Prompts, asked: ChatRequest, formats: ModelFormats, reading: Reading, params: SamplingParams
+    prompts: Prompts, fields: ChatRequest, formats: ModelFormats, reading: Reading, params: SamplingParams
 ) -> tuple[TokenIds, Toolbox, SamplingParams]:
     """Render and tokenize a conversation with its tools; hold the answer to what is asked. May take long.
 
@@ -136,28 +141,28 @@ def read_prompt(
         ApiError: fields contradict each other, or as `toolbox_of`.
         PromptError, RequestTooLongError: as Prompts.read_text.
     """
-    toolbox = toolbox_of(asked, formats, params.structured)
-    chat = rendered(prompts, asked, toolbox)
+    toolbox = toolbox_of(fields, formats, params.structured)
+    chat = rendered(prompts, fields, toolbox)
     token_ids = prompts.read_chat(chat, reading)
     toolbox = toolbox.with_prompt(chat.text)
     assert prompts.tokenizer is not None
-    return token_ids, toolbox, held_params(toolbox, params, prompts.tokenizer)
+    return token_ids, toolbox, constrained_params(toolbox, params, prompts.tokenizer)
 
 
-def rendered(prompts: Prompts, asked: ChatRequest, toolbox: Toolbox) -> ChatText:
+def rendered(prompts: Prompts, fields: ChatRequest, toolbox: Toolbox) -> ChatText:
     """Render the conversation.
 
     Raises:
         ChatTemplateError, ApiError: as `read_prompt`.
     """
-    variables = dict(asked.chat_template_kwargs or {})
-    if asked.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", asked.reasoning_effort)
-    messages, tools = toolbox.shown(asked.messages)
+    variables = dict(fields.chat_template_kwargs or {})
+    if fields.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", fields.reasoning_effort)
+    messages, tools = toolbox.shown(fields.messages)
     return prompts.render(
         messages,
-        add_generation_prompt=asked.add_generation_prompt,
-        continue_final_message=asked.continue_final_message,
+        add_generation_prompt=fields.add_generation_prompt,
+        continue_final_message=fields.continue_final_message,
         variables=variables,
         tools=tools,
     )
@@ -188,7 +193,7 @@ def _shown_tool(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": shown}
 
 
-def held_params(box: "Toolbox", params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
+def constrained_params(box: "Toolbox", params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
     """Return parameters whose grammar says what a chat's tools and its form of content ask for.
 
     Raises:
@@ -201,12 +206,12 @@ def held_params(box: "Toolbox", params: SamplingParams, tokenizer: Tokenizer) ->
     if formats.harmony is not None or any(writer.special_id(marker) is not None for marker in markers):
         params = replace(params, skip_special_tokens=False)
     content = params.structured
-    is_held = content is not None and content.grammar is None and content.json_schema != "false"
-    functions = _held_functions(box, is_held=is_held)
+    has_form = content is not None and content.grammar is None and content.json_schema != "false"
+    functions = _constrained_functions(box, has_form=has_form)
     has_reasoning = formats.reasoning is not None or formats.harmony is not None
-    if not functions and not (is_held and has_reasoning):
+    if not functions and not (has_form and has_reasoning):
         return params
-    if is_held and content is not None:
+    if has_form and content is not None:
         _check_content(content)
     try:
         return replace(params, structured=_grammar(box, writer, functions, content))
@@ -222,16 +227,19 @@ def _check_content(content: StructuredOutput) -> None:
         raise ApiError(400, f"{content.kind} cannot be used: {error}", param=content.kind) from error
 
 
-def _held_functions(box: "Toolbox", *, is_held: bool) -> list[HeldFunction]:
+def _constrained_functions(box: "Toolbox", *, has_form: bool) -> list[ConstrainedFunction]:
     """Return the functions that a grammar must know; none: no grammar constrains calls."""
-    if box.must_call or is_held:
+    if box.must_call or has_form:
         return list(box.functions)
-    held = [(name, schema if name in box.strict else None) for name, schema in box.functions]
-    return held if any(schema is not None for _, schema in held) else []
+    constrained = [(name, schema if name in box.strict else None) for name, schema in box.functions]
+    return constrained if any(schema is not None for _, schema in constrained) else []
 
 
 def _grammar(
-    box: "Toolbox", writer: GrammarWriter, functions: list[HeldFunction], content: StructuredOutput | None
+    box: "Toolbox",
+    writer: GrammarWriter,
+    functions: list[ConstrainedFunction],
+    content: StructuredOutput | None,
 ) -> StructuredOutput:
     formats = box.formats
     if formats.harmony is not None:

@@ -98,12 +98,12 @@ class Room:
             self._num_bytes -= place.num_bytes
 
     def _loser(self) -> Place:
-        held: Counter[bytes] = Counter()
+        bytes_of: Counter[bytes] = Counter()
         for place in self._places:
-            held[place.sender] += place.num_bytes
-        most, now = max(held.values()), time.monotonic()
+            bytes_of[place.sender] += place.num_bytes
+        most, now = max(bytes_of.values()), time.monotonic()
         return max(
-            (place for place in self._places if held[place.sender] == most),
+            (place for place in self._places if bytes_of[place.sender] == most),
             key=lambda place: place.num_bytes * (now - place.heard_s),
         )
 
@@ -116,25 +116,25 @@ class Shelf:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._held: Counter[bytes] = Counter()
+        self._bytes_of: Counter[bytes] = Counter()
 
     @contextmanager
-    def hold(self, sender: bytes, num_bytes: int) -> Iterator[None]:
+    def reserve(self, sender: bytes, num_bytes: int) -> Iterator[None]:
         """Hold a body meanwhile; small ones do not count.
 
         Raises:
             ApiError: 429, the sender holds too much.
         """
         counted = num_bytes if num_bytes > _UNCOUNTED_BYTES else 0
-        if counted and self._held[sender] + counted > self._max_bytes - self._held.total():
+        if counted and self._bytes_of[sender] + counted > self._max_bytes - self._bytes_of.total():
             raise too_many_bodies()
-        self._held[sender] += counted
+        self._bytes_of[sender] += counted
         try:
             yield
         finally:
-            self._held[sender] -= counted
-            if not self._held[sender]:
-                del self._held[sender]
+            self._bytes_of[sender] -= counted
+            if not self._bytes_of[sender]:
+                del self._bytes_of[sender]
 
 
 class BodyReader:

@@ -143,11 +143,11 @@ class Door:
     def _is_open(self, path: str) -> bool:
         return path in self._open_paths or path.startswith(_PAGE)
 
-    def _request_id(self, given: bytes | None) -> str:
+    def _request_id(self, sent: bytes | None) -> str:
         """Return the client's id if it is one, else a new one."""
-        if given is not None:
+        if sent is not None:
             with suppress(UnicodeDecodeError, msgspec.ValidationError):
-                return msgspec.convert(given.decode("ascii"), RequestId)
+                return msgspec.convert(sent.decode("ascii"), RequestId)
         return f"{self._ids.getrandbits(128):032x}"
 
 

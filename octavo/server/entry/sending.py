@@ -139,11 +139,11 @@ class _PiecedResponse(Response):
     async def _send_all(self, send: Send) -> None:
         headers = [(b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        held = bytearray()
+        buffer = bytearray()
         for piece in self._pieces:
-            held += piece
-            if len(held) >= _PIECE_BYTES:
-                await send_body(send, bytes(held), self._write_timeout_s, more=True)
-                held.clear()
+            buffer += piece
+            if len(buffer) >= _PIECE_BYTES:
+                await send_body(send, bytes(buffer), self._write_timeout_s, more=True)
+                buffer.clear()
                 await asyncio.sleep(0)
-        await send_body(send, bytes(held), self._write_timeout_s, more=False)
+        await send_body(send, bytes(buffer), self._write_timeout_s, more=False)

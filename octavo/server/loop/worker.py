@@ -72,7 +72,7 @@ class Worker:
         self._mail: deque[Job | Callable[[], None]] = deque()
         self._aborts: deque[Job] = deque()
         # The jobs that the engine has; only this thread uses it.
-        self._given: dict[str, Job] = {}
+        self._active: dict[str, Job] = {}
         self._is_stopped = self._is_idle = False
         self._progress_s = self._counted_s = time.monotonic()
         self._num_failures = self._num_good_steps = 0
@@ -153,7 +153,7 @@ class Worker:
             self._attempt(self._take)
 
     def _sleep_until_work(self) -> None:
-        if self._given:
+        if self._active:
             return
         while not (self._mail or self._is_stopped or self.error is not None):
             self._is_idle = True
@@ -170,19 +170,19 @@ class Worker:
     def _take(self) -> None:
         """Give the engine what has come, and abort what nobody needs."""
         until = time.monotonic() + _TAKE_S
-        while self._mail and (not self._given or time.monotonic() < until):
+        while self._mail and (not self._active or time.monotonic() < until):
             item = self._mail.popleft()
             if isinstance(item, Job):
-                self._give(item)
+                self._submit(item)
             else:
                 item()
         while self._aborts:
             job = self._aborts[0]
-            if self._given.get(job.request_id) is job:
+            if self._active.get(job.request_id) is job:
                 self.engine.abort(job.request_id)
             self._aborts.popleft()
 
-    def _give(self, job: Job) -> None:
+    def _submit(self, job: Job) -> None:
         if job.failure is not None:
             return
         try:
@@ -205,7 +205,7 @@ class Worker:
             self.engine.abort(job.request_id)
             return
         output.prompt, output.metrics.arrival_s = job.prompt, job.submitted_s
-        self._given[job.request_id] = job
+        self._active[job.request_id] = job
         job.output = output
         if job.is_aborted:
             self.engine.abort(job.request_id)
@@ -240,19 +240,19 @@ class Worker:
 
     def _note_ended(self) -> None:
         self._jobs.note_begun()
-        if self.engine.num_unfinished_requests == len(self._given):
-            if self._given and not self.engine.has_unfinished_requests:
+        if self.engine.num_unfinished_requests == len(self._active):
+            if self._active and not self.engine.has_unfinished_requests:
                 raise EngineError("the engine has nothing to do, and somebody still waits")
             return
-        for job in [job for job in self._given.values() if job.has_ended]:
-            del self._given[job.request_id]
+        for job in [job for job in self._active.values() if job.has_ended]:
+            del self._active[job.request_id]
             self._jobs.remove(job)
             if job.failure is None and job.output is not None:
                 self.finished.count(job.output)
 
     def _note_stats(self) -> None:
         now = time.monotonic()
-        if not self._given or now - self._counted_s >= _STATS_EVERY_S:
+        if not self._active or now - self._counted_s >= _STATS_EVERY_S:
             self._counted_s = now
             self.engine_stats = self.engine.stats()
             if not self.engine.has_unfinished_requests:
@@ -283,8 +283,8 @@ class Worker:
     def _revive(self) -> None:
         """Go on after a step that had passed its deadline returned; its requests have failed."""
         logger.warning("the step came back after its deadline; its requests are aborted, the engine goes on")
-        for job in self._given.values():
+        for job in self._active.values():
             self.engine.abort(job.request_id)
-        self._given.clear()
+        self._active.clear()
         self.error = None
         self._jobs.reopen()

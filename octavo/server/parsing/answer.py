@@ -26,7 +26,7 @@ class ReasoningReader:
         self._end = end
         self._state = "inside" if has_begun else "before"
         # White space that may be dropped.
-        self._held: list[str] = []
+        self._space: list[str] = []
         self._is_first = True
         self._text = ""
 
@@ -46,21 +46,21 @@ class ReasoningReader:
 
     def finish(self) -> list[Piece]:
         """Return what was held back when the answer has ended."""
-        text = "".join(self._held) + self._text
+        text = "".join(self._space) + self._text
         if self._state == "inside":
             return [Piece("reasoning", text)] if self._text else []
         return [Piece("content", text)] if text and self._state == "before" else []
 
     def _before(self, pieces: list[Piece]) -> None:
         word = self._text.lstrip()
-        self._held.append(self._text[: len(self._text) - len(word)])
+        self._space.append(self._text[: len(self._text) - len(word)])
         self._text = word
         if word.startswith(self._begin):
             self._text = word[len(self._begin) :]
-            self._held = []
+            self._space = []
             self._state = "inside"
         elif not self._begin.startswith(word):
-            pieces.append(Piece("content", "".join(self._held) + word))
+            pieces.append(Piece("content", "".join(self._space) + word))
             self._text, self._state = "", "outside"
 
     def _inside(self, pieces: list[Piece]) -> None:
@@ -71,13 +71,13 @@ class ReasoningReader:
             part = part.lstrip()
         shown = part.rstrip()
         if shown:
-            pieces.append(Piece("reasoning", "".join(self._held) + shown))
-            self._held, self._is_first = [], False
+            pieces.append(Piece("reasoning", "".join(self._space) + shown))
+            self._space, self._is_first = [], False
         if part != shown:
-            self._held.append(part[len(shown) :])
+            self._space.append(part[len(shown) :])
         if at >= 0:
             self._text = self._text[len(self._end) :]
-            self._held, self._state = [], "after"
+            self._space, self._state = [], "after"
 
     def _after(self, pieces: list[Piece]) -> None:
         text, self._text = self._text.lstrip(), ""

@@ -24,7 +24,7 @@ from octavo.server.parsing.harmony import CHANNEL, CONSTRAIN, END, MESSAGE, STAR
 from octavo.server.parsing.xml_grammar import parameter_rules
 from octavo.tokenizer import Tokenizer
 
-HeldFunction = tuple[str, Mapping[str, Any] | None]
+ConstrainedFunction = tuple[str, Mapping[str, Any] | None]
 """A function's name and the schema that holds for its arguments; None: any object."""
 
 # How an object begins that may be a call without a marker; see LlamaReader. Spaces are Python's.
@@ -85,7 +85,7 @@ class GrammarWriter:
             thought = f"thought: {ANY_TEXT} <[{special}]> space"
         return StructuredOutput(grammar="\n".join([start, thought, r"space: /\n{0,2}/", *rules]))
 
-    def calls(self, form: CallFormat, functions: Sequence[HeldFunction], *, parallel: bool) -> str:
+    def calls(self, form: CallFormat, functions: Sequence[ConstrainedFunction], *, parallel: bool) -> str:
         """Return rules for one call or more of these functions, in a model's own format.
 
         `calls` is all of it, `rest` what follows the trigger of the first one.
@@ -164,7 +164,7 @@ def _arguments(form: CallFormat, rule: str, schema: Mapping[str, Any] | None) ->
 
 def harmony_grammar(
     harmony: Harmony,
-    functions: Sequence[HeldFunction],
+    functions: Sequence[ConstrainedFunction],
     *,
     must_call: bool,
     content: StructuredOutput | None,
@@ -200,7 +200,7 @@ def harmony_grammar(
     return StructuredOutput(grammar="\n".join(rules + _call_rules(token, functions)))
 
 
-def _call_rules(token: Mapping[str, str], functions: Sequence[HeldFunction]) -> list[str]:
+def _call_rules(token: Mapping[str, str], functions: Sequence[ConstrainedFunction]) -> list[str]:
     rules = []
     for number, (name, schema) in enumerate(functions):
         to = json.dumps(f"commentary to=functions.{name} ")

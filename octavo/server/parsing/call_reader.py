@@ -42,7 +42,7 @@ class CallReader:
         self._at = 0
         self._pieces: list[Piece] = []
         # White space that is content unless a call follows; within a call, everything since its marker.
-        self._held: list[str] = []
+        self._pending: list[str] = []
         # An object that is not settled: all that was written since its marker.
         self._whole = ""
         self._has_extra = False
@@ -69,7 +69,7 @@ class CallReader:
             self._settle()
         elif self._object is not None:
             self._break()
-        rest = "".join(self._held) + self._text[self._at :]
+        rest = "".join(self._pending) + self._text[self._at :]
         if rest and not (self.num_calls and rest.isspace()):
             self._pieces.append(Piece("content", rest))
         return self._pieces
@@ -128,7 +128,7 @@ class CallReader:
         if not current.is_complete:
             self._pieces += current.news()
             return False
-        self._whole, self._held = "".join(self._held) + current.raw, []
+        self._whole, self._pending = "".join(self._pending) + current.raw, []
         self._has_extra = False
         self._state = self._settling
         return True
@@ -183,16 +183,16 @@ class CallReader:
 
     def _break(self) -> None:
         """Give up: what was read since the marker is not a call."""
-        call, held = self._object, "".join(self._held)
+        call, pending = self._object, "".join(self._pending)
         assert call is not None
-        text = self._whole + held if self._whole else held + call.raw
-        self._held, self._whole, self._object = [], "", None
+        text = self._whole + pending if self._whole else pending + call.raw
+        self._pending, self._whole, self._object = [], "", None
         self._say(text, call.kind_of_rest)
         self._state = self._content
 
     def _drop(self) -> None:
         """Give up: no object follows the marker."""
-        raw, self._held = "".join(self._held), []
+        raw, self._pending = "".join(self._pending), []
         self._say(raw)
         self._state = self._content
 
@@ -200,20 +200,20 @@ class CallReader:
         """Yield content, but hold white space at its end."""
         shown = text.rstrip()
         if shown:
-            self._pieces.append(Piece(kind, "".join(self._held) + shown))
-            self._held = []
+            self._pieces.append(Piece(kind, "".join(self._pending) + shown))
+            self._pending = []
         if len(shown) < len(text):
-            self._held.append(text[len(shown) :])
+            self._pending.append(text[len(shown) :])
 
     def _take(self, end: int, begin: int | None = None) -> None:
         """Read on, and keep what was read."""
-        self._held.append(self._text[self._at if begin is None else begin : end])
+        self._pending.append(self._text[self._at if begin is None else begin : end])
         self._at = end
 
     def _take_in(self, end: int) -> None:
         """Read on, and keep what was read with the object that is not settled."""
-        self._whole += "".join(self._held) + self._text[self._at : end]
-        self._held, self._at = [], end
+        self._whole += "".join(self._pending) + self._text[self._at : end]
+        self._pending, self._at = [], end
 
     def _next(self) -> str | None:
         """Keep white space; return the character after it, None: more text is needed."""

@@ -43,7 +43,7 @@ class HermesReader(CallReader):
         ends = marker_at(self._text, self._at, (self._end,))
         if ends:
             self._at += len(ends)
-            self._held, self._is_closed = [], True
+            self._pending, self._is_closed = [], True
         elif ends is not None:
             self._state = self._content
         return ends is not None
@@ -221,7 +221,7 @@ class MistralReader(CallReader):
         character = self._next() if self._in_list else ""
         if character == "]":
             self._at += 1
-            self._held = []
+            self._pending = []
         if character is not None:
             self._state = self._content
         return character is not None

@@ -119,8 +119,10 @@ class XmlCall(CallBody):
         begin, at = self._at, self._text.find(END_PARAMETER, self._at)
         if at < 0:
             rest = self._text[begin:]
-            held = max(partial_marker(rest, marker) for marker in (END_PARAMETER, "\n" + END_PARAMETER))
-            self._at = len(self._text) - held
+            num_pending = max(
+                partial_marker(rest, marker) for marker in (END_PARAMETER, "\n" + END_PARAMETER)
+            )
+            self._at = len(self._text) - num_pending
             self._take_value(self._text[begin : self._at])
             return False
         self._at = at + len(END_PARAMETER)

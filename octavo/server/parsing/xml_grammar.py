@@ -114,9 +114,9 @@ def _terminal(schema: Mapping[str, Any]) -> str:
     if "minLength" in schema or "maxLength" in schema:
         least, most = _a(int, schema, "minLength") or 0, _a(int, schema, "maxLength")
         bounds.append(f"(?s:.{{{least},{'' if most is None else most}}})")
-    given = _a(str, schema, "pattern")
-    if given is not None:
-        pattern = translated(given)
+    written = _a(str, schema, "pattern")
+    if written is not None:
+        pattern = translated(written)
         before = "" if pattern.startswith("^") else "(?s:.*)"
         after = "" if pattern.endswith("$") and not pattern.endswith(r"\$") else "(?s:.*)"
         inner = pattern[not before :] if after else pattern[not before : -1]

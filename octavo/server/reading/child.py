@@ -72,25 +72,25 @@ def _chat(materials: Materials, task: Task) -> ReadChat:
     _, parse = CHATS[task.path]
     found = parse(task.body, materials.defaults)
     chat = found.chat
-    check_model(getattr(found.asked, "model", None), materials.model)
-    prompt, box, held = read_prompt(
+    check_model(getattr(found.fields, "model", None), materials.model)
+    prompt, box, constrained = read_prompt(
         materials.prompts, chat, materials.formats, reading_of(chat), found.params
     )
-    asked = msgspec.json.encode(needed(found.asked))
+    fields = msgspec.json.encode(needed(found.fields))
     return ReadChat(
-        asked=asked,
+        fields=fields,
         chat=needed(chat),
         params=found.params,
-        held=held,
+        constrained_params=constrained,
         prompt=packed(prompt),
         tools=Tools.of(box),
     )
 
 
 def _texts(materials: Materials, found: TextInput) -> ReadTexts:
-    check_model(found.asked.model, materials.model)
+    check_model(found.fields.model, materials.model)
     prompts = read_texts(materials.prompts, found)
-    return ReadTexts(needed(found.asked), found.params, [packed(prompt) for prompt in prompts])
+    return ReadTexts(needed(found.fields), found.params, [packed(prompt) for prompt in prompts])
 
 
 if __name__ == "__main__":

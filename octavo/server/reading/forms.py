@@ -54,9 +54,9 @@ class Outline(Struct, kw_only=True):
         )
 
     @classmethod
-    def decode(cls, told: bytes) -> "Outline":
+    def decode(cls, data: bytes) -> "Outline":
         """Return what `encode` has written."""
-        return msgspec.msgpack.decode(told, type=cls, dec_hook=_backend_of)
+        return msgspec.msgpack.decode(data, type=cls, dec_hook=_backend_of)
 
     def encode(self) -> bytes:
         """Write it; a compiled vocabulary as JSON, in a fraction of a second."""
@@ -128,12 +128,12 @@ class Tools(Struct):
 
 
 class ReadChat(Struct, tag=True):
-    """A chat: what its answer needs, `asked` as JSON, and its prompt."""
+    """A chat: what its answer needs, `fields` as JSON, and its prompt."""
 
-    asked: bytes
+    fields: bytes
     chat: ChatRequest
     params: SamplingParams
-    held: SamplingParams
+    constrained_params: SamplingParams
     prompt: bytes
     tools: Tools
 
@@ -141,7 +141,7 @@ class ReadChat(Struct, tag=True):
 class ReadTexts(Struct, tag=True):
     """A completion: what its answer needs, and its prompts."""
 
-    asked: CompletionRequest
+    fields: CompletionRequest
     params: SamplingParams
     prompts: list[bytes]
 

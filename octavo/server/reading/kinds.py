@@ -14,7 +14,7 @@ from octavo.server.api.structs import ChatRequest, CompletionRequest
 from octavo.server.api.tokenize import detokenized, tokenized
 from octavo.server.reading.requests import ChatInput, Materials, parse_chat
 
-Asked = TypeVar("Asked", bound=Struct)
+Fields = TypeVar("Fields", bound=Struct)
 
 CHATS: Mapping[str, tuple[type[Struct], Callable[[bytes, Defaults], ChatInput]]] = {
     "/v1/chat/completions": (ChatRequest, parse_chat),
@@ -68,6 +68,6 @@ READ: Mapping[type[Struct], Mapping[str, object]] = {
 """By type of body: fields that no answer needs once the prompts have been read, and what stands for them."""
 
 
-def needed(asked: Asked) -> Asked:
+def needed(fields: Fields) -> Fields:
     """Return what an answer needs of a body whose prompts have been read."""
-    return structs.replace(asked, **READ[type(asked)])
+    return structs.replace(fields, **READ[type(fields)])

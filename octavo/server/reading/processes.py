@@ -42,7 +42,7 @@ class ReadingProcesses:
             outline: tells what a child has to know.
         """
         self._outline = outline
-        self._told: bytes | None = None
+        self._encoded_outline: bytes | None = None
         self._threads = Turns(_NUM_CHILDREN, "octavo-bodies")
         # The child of each thread; `_children` are all of them, for `close`.
         self._own = threading.local()
@@ -125,8 +125,8 @@ class ReadingProcesses:
         return child
 
     def _start(self) -> ChildProcess:
-        if self._told is None:
-            self._told = self._outline().encode()
+        if self._encoded_outline is None:
+            self._encoded_outline = self._outline().encode()
         limits = (str(CPU_SECONDS), str(MEMORY_BYTES))
         command = [sys.executable, "-P", "-m", "octavo.server.reading.child", *limits]
         root = str(Path(__file__).parents[3])
@@ -135,7 +135,7 @@ class ReadingProcesses:
         try:
             child = ChildProcess(command, start_s=_START_S, wall_s=_WALL_S, environment=environment)
             try:
-                child.ask(self._told)
+                child.ask(self._encoded_outline)
             except BaseException:
                 child.stop()
                 raise

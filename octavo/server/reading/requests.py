@@ -45,13 +45,13 @@ class ChatInput:
     """A body that asks for a chat.
 
     Attributes:
-        asked: in the terms of its route; of a long body only what the answer needs.
+        fields: the body, in the terms of its route; only what the answer needs if the body is long.
         chat: as a chat; likewise.
         params: how to answer, without what tools ask for.
         prepared: the prompt, the tools, and the parameters with what they ask for; None: `chat` holds them.
     """
 
-    asked: Struct
+    fields: Struct
     chat: ChatRequest
     params: SamplingParams
     prepared: tuple[TokenIds, Toolbox, SamplingParams] | None = None
@@ -62,24 +62,24 @@ class TextInput:
     """A body that asks for completions of texts.
 
     Attributes:
-        asked: the body; of a long one only what the answer needs.
+        fields: the body; only what the answer needs if it is long.
         params: how to continue.
-        prompts: None: `asked` holds them.
+        prompts: token ids; None if `fields` still holds the prompts.
     """
 
-    asked: CompletionRequest
+    fields: CompletionRequest
     params: SamplingParams
     prompts: list[TokenIds] | None = None
 
 
-def check_model(asked: str | None, model: str) -> None:
+def check_model(fields: str | None, model: str) -> None:
     """Refuse another model's name than ours.
 
     Raises:
         ApiError: 404.
     """
-    if asked is not None and asked != model:
-        text = f"there is no model {asked[:200]!r} here, only {model!r}"
+    if fields is not None and fields != model:
+        text = f"there is no model {fields[:200]!r} here, only {model!r}"
         raise ApiError(404, text, param="model", code="model_not_found")
 
 
@@ -100,8 +100,8 @@ def parse_completion(body: bytes, defaults: Defaults) -> TextInput:
         ApiError, SamplingParamsError: as `decode` and `completion_params`; there are too many completions.
         PromptError: there are too many prompts.
     """
-    asked = decode(body, CompletionRequest)
-    found = TextInput(asked, completion_params(asked, defaults))
+    fields = decode(body, CompletionRequest)
+    found = TextInput(fields, completion_params(fields, defaults))
     num = num_prompts(found)
     if num > MAX_PROMPTS:
         raise PromptError(f"prompt must hold 1 to {MAX_PROMPTS} prompts, got {num}")
@@ -114,18 +114,20 @@ def parse_completion(body: bytes, defaults: Defaults) -> TextInput:
 
 def num_prompts(found: TextInput) -> int:
     """Return how many prompts a body holds, before they are read."""
-    prompt = found.asked.prompt if found.prompts is None else found.prompts
+    prompt = found.fields.prompt if found.prompts is None else found.prompts
     return 1 if isinstance(prompt, str) or isinstance(next(iter(prompt), None), int) else len(prompt)
 
 
-def reading_of(asked: SamplingFields) -> Reading:
+def reading_of(fields: SamplingFields) -> Reading:
     """Return how a request wants its prompts read."""
-    return Reading(asked.add_special_tokens, asked.truncate_prompt_tokens, asked.truncation_side == "right")
+    return Reading(
+        fields.add_special_tokens, fields.truncate_prompt_tokens, fields.truncation_side == "right"
+    )
 
 
-def is_soon_read(asked: CompletionRequest) -> bool:
+def is_soon_read(fields: CompletionRequest) -> bool:
     """Return whether reading prompts takes less time than a change of threads."""
-    prompt = asked.prompt
+    prompt = fields.prompt
     return len(prompt) <= _SHORT_CHARS if isinstance(prompt, str) else str not in map(type, prompt[:1])
 
 
@@ -135,4 +137,4 @@ def read_texts(prompts: Prompts, found: TextInput) -> Sequence[TokenIds]:
     Raises:
         PromptError, RequestTooLongError: as Prompts.read_all.
     """
-    return prompts.read_all(found.asked.prompt, reading_of(found.asked))
+    return prompts.read_all(found.fields.prompt, reading_of(found.fields))

@@ -23,7 +23,7 @@ from octavo.server.entry.door import Door
 from octavo.server.entry.sending import Answer, Body
 from octavo.server.limits import ClientGoneError, unless_gone
 from octavo.server.replicas.fleet_metrics import CONTENT_TYPE, RouterMetrics, merged
-from octavo.server.replicas.proxy import Asked, Headers, Link, ReplicaSilentError
+from octavo.server.replicas.proxy import ClientRequest, Headers, Link, ReplicaSilentError
 from octavo.server.serving import leave_on_signals, make_server
 
 REFRESH_S = 1.0
@@ -146,15 +146,15 @@ class Front:
             return await self._say_health(path, send)
         if self.is_draining and path not in ("/metrics", "/live"):
             raise NotReadyError("the server is about to end and takes no new requests")
-        asked = await self._read(scope, path, receive)
+        request = await self._read(scope, path, receive)
         if path == "/metrics":
-            return await self._say_metrics(asked, send)
+            return await self._say_metrics(request, send)
         if path == "/live":
-            return await self._show(scope, asked, receive, send)
-        with self._shelf.hold(scope["octavo.sender"], len(asked.body)):
-            await unless_gone(receive, self._route(asked, send))
+            return await self._show(scope, request, receive, send)
+        with self._shelf.reserve(scope["octavo.sender"], len(request.body)):
+            await unless_gone(receive, self._route(request, send))
 
-    async def _read(self, scope: Scope, path: str, receive: Receive) -> Asked:
+    async def _read(self, scope: Scope, path: str, receive: Receive) -> ClientRequest:
         headers: Headers = list(scope["headers"])
         query = scope["query_string"].decode("latin-1")
         raw = scope.get("raw_path") or scope["path"].encode()
@@ -165,9 +165,9 @@ class Front:
         isolates = self._config.cache_isolation == "key"
         marks = await read_marks(path, headers, body, isolates=isolates)
         client = str((scope.get("client") or ("",))[0])
-        return Asked(scope["method"], whole, headers, body, marks, client)
+        return ClientRequest(scope["method"], whole, headers, body, marks, client)
 
-    async def _route(self, asked: Asked, send: Send) -> None:
+    async def _route(self, request: ClientRequest, send: Send) -> None:
         """Send a request to the best replica, and to another one if that refuses or dies before it answers.
 
         If a replica dies, the request gets one retry, not more: the request itself may be the cause. One that
@@ -175,11 +175,11 @@ class Front:
         """
         tried: set[str] = set()
         num_deaths = 0
-        while (flight := self.fleet.send(asked.marks, tried)) is not None:
+        while (flight := self.fleet.send(request.marks, tried)) is not None:
             tried.add(flight.replica.name)
             self._metrics.note(flight)
             try:
-                if await self._try(asked, flight, send, final=len(tried) == len(self._links)):
+                if await self._try(request, flight, send, final=len(tried) == len(self._links)):
                     return
             except aiohttp.ClientError as error:
                 flight.replica.hear(None)
@@ -193,7 +193,7 @@ class Front:
 
     async def _try(
         self,
-        asked: Asked,
+        request: ClientRequest,
         flight: Flight,
         send: Send,
         *,
@@ -201,13 +201,13 @@ class Front:
         more: Sequence[tuple[bytes, bytes]] = (),
     ) -> bool:
         name = flight.replica.name
-        told = [*more, (b"x-octavo-replica", name.encode())]
+        added = [*more, (b"x-octavo-replica", name.encode())]
         try:
-            return await self._links[name].pass_on(asked, flight, send, more=told, final=final)
+            return await self._links[name].pass_on(request, flight, send, more=added, final=final)
         finally:
             flight.end()
 
-    async def _show(self, scope: Scope, asked: Asked, receive: Receive, send: Send) -> None:
+    async def _show(self, scope: Scope, request: ClientRequest, receive: Receive, send: Send) -> None:
         """Answer /live from the replica that ?replica= names (default 0), and add the number of replicas."""
         query = dict(pair.partition("=")[::2] for pair in scope["query_string"].decode("latin-1").split("&"))
         name = query.get("replica", "0")
@@ -221,14 +221,14 @@ class Front:
         # A viewer adds no load.
         flight.end()
         with suppress(aiohttp.ClientError):
-            await unless_gone(receive, self._try(asked, flight, send, final=True, more=headers))
+            await unless_gone(receive, self._try(request, flight, send, final=True, more=headers))
             return
         raise NotReadyError(f"replica {name} is gone; try again in a few seconds")
 
-    async def _say_metrics(self, asked: Asked, send: Send) -> None:
+    async def _say_metrics(self, request: ClientRequest, send: Send) -> None:
         """Answer with the metrics of all replicas, labelled `replica`, and the router's own."""
         ready = [replica.name for replica in self.fleet.replicas if replica.report is not None]
-        fetches = [self._links[name].fetch(asked) for name in ready]
+        fetches = [self._links[name].fetch(request) for name in ready]
         found = await asyncio.gather(*fetches, return_exceptions=True)
         texts: dict[str, bytes] = {}
         for name, answer in zip(ready, found, strict=True):

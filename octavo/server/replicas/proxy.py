@@ -11,7 +11,7 @@ from yarl import URL
 from octavo.router import Flight, Marks, Report
 from octavo.router.ledger import REPORT_PATH
 from octavo.router.marks import CLIENT_HEADER, HEADER
-from octavo.server.api_errors import EVENT_END, last_words
+from octavo.server.api_errors import EVENT_END, broken_stream_event
 from octavo.server.limits import Stop, send_body
 
 # Headers that belong to one connection, or that the sender sets itself.
@@ -32,7 +32,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ClientRequest:
     """A client's request.
 
     Attributes:
@@ -93,17 +93,19 @@ class Link:
         async with self._session.get(_url(REPORT_PATH), headers=headers, timeout=_REPORT_TIMEOUT) as answer:
             return Report.decode(await answer.read())
 
-    async def fetch(self, asked: Asked) -> tuple[int, Headers, bytes]:
+    async def fetch(self, request: ClientRequest) -> tuple[int, Headers, bytes]:
         """Return the complete response to a request that takes no time.
 
         Raises:
             aiohttp.ClientError: the replica is down.
             TimeoutError: it is slow.
         """
-        async with self._request(asked, timeout=_FETCH_TIMEOUT) as answer:
+        async with self._request(request, timeout=_FETCH_TIMEOUT) as answer:
             return answer.status, _kept(answer.raw_headers), await answer.read()
 
-    async def pass_on(self, asked: Asked, flight: Flight, send: Send, *, more: Headers, final: bool) -> bool:
+    async def pass_on(
+        self, request: ClientRequest, flight: Flight, send: Send, *, more: Headers, final: bool
+    ) -> bool:
         """Forward a request, and send the response to the client.
 
         Args:
@@ -129,29 +131,31 @@ class Link:
 
         self._stops.add(stop)
         try:
-            work = self._forward(asked, flight, note, stop, more=more, final=final)
+            work = self._forward(request, flight, note, stop, more=more, final=final)
             return await stop.unless_set(work, ReplicaSilentError)
         except aiohttp.ClientError:
             if not begun:
                 raise
             flight.replica.hear(None)
             # It may have died in the middle of an event.
-            await send_body(send, EVENT_END + last_words(asked.path), self._write_timeout_s, more=False)
+            await send_body(
+                send, EVENT_END + broken_stream_event(request.path), self._write_timeout_s, more=False
+            )
             return True
         finally:
             self._stops.discard(stop)
 
     async def _forward(
-        self, asked: Asked, flight: Flight, send: Send, stop: Stop, *, more: Headers, final: bool
+        self, request: ClientRequest, flight: Flight, send: Send, stop: Stop, *, more: Headers, final: bool
     ) -> bool:
-        answer = await self._request(asked)
+        answer = await self._request(request)
         try:
             if answer.status == 503 and not final:
                 return False
             headers = _kept(answer.raw_headers) + more
             begin = {"type": "http.response.start", "status": answer.status, "headers": headers}
             if answer.content_type == "text/event-stream":
-                await self._pump(answer, begin, asked.path, flight, send)
+                await self._pump(answer, begin, request.path, flight, send)
                 return True
             body = await answer.read()
             # Nothing breaks off what is complete.
@@ -165,16 +169,16 @@ class Link:
             answer.close()
 
     def _request(
-        self, asked: Asked, timeout: aiohttp.ClientTimeout = _TIMEOUT
+        self, request: ClientRequest, timeout: aiohttp.ClientTimeout = _TIMEOUT
     ) -> "aiohttp.client._RequestContextManager":
-        headers = [(name, value) for name, value in asked.headers if name not in _NOT_SENT_ON]
-        headers.append((CLIENT_HEADER, asked.client.encode()))
-        if asked.marks.digests:
-            headers.append((HEADER, asked.marks.to_header().encode()))
+        headers = [(name, value) for name, value in request.headers if name not in _NOT_SENT_ON]
+        headers.append((CLIENT_HEADER, request.client.encode()))
+        if request.marks.digests:
+            headers.append((HEADER, request.marks.to_header().encode()))
         return self._session.request(
-            asked.method,
-            _url(asked.path),
-            data=asked.body or None,
+            request.method,
+            _url(request.path),
+            data=request.body or None,
             headers=[(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers],
             skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
             allow_redirects=False,

@@ -12,7 +12,7 @@ from octavo.router.ledger import REPORT_PATH
 from octavo.router.marks import CLIENT_HEADER, HEADER
 from octavo.server.loop.engine_loop import EngineLoop
 
-_current: ContextVar[tuple["ToldApp", Marks] | None] = ContextVar("octavo-marks", default=None)
+_current: ContextVar[tuple["ReportingApp", Marks] | None] = ContextVar("octavo-marks", default=None)
 
 
 def note_prompts(prompts: Sequence[TokenIds], cache_salt: str) -> None:
@@ -23,7 +23,7 @@ def note_prompts(prompts: Sequence[TokenIds], cache_salt: str) -> None:
         app.note(marks, prompts[0], cache_salt)
 
 
-class ToldApp:
+class ReportingApp:
     """The server's application, which also reads marks and answers the router's polls for reports."""
 
     def __init__(self, app: ASGIApp, loop: EngineLoop) -> None:
@@ -59,7 +59,7 @@ class ToldApp:
             return Report(self._loop.state)
         engine = self._loop.engine
         # The engine's thread may change this dict meanwhile; the next report catches up.
-        digests, tokens = self._ledger.held(engine.manager.store.tree.has_digest)
+        digests, tokens = self._ledger.cached_marks(engine.manager.store.tree.has_digest)
         free_blocks = stats.engine.kv.num_free + stats.engine.kv.num_cached
         return Report(
             # A replica with a silent rank gets no requests.

@@ -24,15 +24,15 @@ SECTIONS = (
     (
         "Fields of chats and completions",
         ChatRequest,
-        ("chat.py", "sampling.py", "../reading/input.py", "tools/toolbox.py"),
+        ("chat.py", "sampling.py", "../reading/requests.py", "toolbox.py"),
     ),
     (
         "Fields of chats and completions",
         CompletionRequest,
-        ("completions.py", "sampling.py", "../reading/input.py"),
+        ("completions.py", "sampling.py", "../reading/requests.py"),
     ),
-    ("Fields of responses", ResponsesRequest, ("responses/route.py", "responses/input.py")),
-    ("Anthropic's messages", MessagesRequest, ("anthropic/route.py", "anthropic/input.py")),
+    ("Fields of responses", ResponsesRequest, ("responses/response_route.py", "responses/response_input.py")),
+    ("Anthropic's messages", MessagesRequest, ("anthropic/messages_route.py", "anthropic/messages_input.py")),
 )
 
 

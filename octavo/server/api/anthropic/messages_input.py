@@ -50,9 +50,9 @@ def parse_messages(body: bytes, defaults: Defaults) -> ChatInput:
     Raises:
         ApiError, SamplingParamsError: it is malformed, or a value is out of range.
     """
-    asked = decode(body, MessagesRequest)
-    chat = chat_of(asked)
-    return ChatInput(asked, chat, chat_params(chat, defaults))
+    fields = decode(body, MessagesRequest)
+    chat = chat_of(fields)
+    return ChatInput(fields, chat, chat_params(chat, defaults))
 
 
 def counted(materials: Materials, body: bytes) -> bytes:
@@ -61,37 +61,37 @@ def counted(materials: Materials, body: bytes) -> bytes:
     Raises:
         ApiError, ChatTemplateError, PromptError: it is malformed.
     """
-    asked = decode(body, CountRequest)
-    check_model(asked.model, materials.model)
-    chat, prompts = chat_of(asked), materials.prompts
+    fields = decode(body, CountRequest)
+    check_model(fields.model, materials.model)
+    chat, prompts = chat_of(fields), materials.prompts
     shown = rendered(prompts, chat, toolbox_of(chat, materials.formats, None))
     count = len(prompts.encode_chat(shown, Reading()))
     return msgspec.json.encode(TokenCount(count))
 
 
-def chat_of(asked: CountRequest) -> ChatRequest:
+def chat_of(fields: CountRequest) -> ChatRequest:
     """Return a request as a chat. A last message of the assistant is continued.
 
     Raises:
         ApiError: a block is of a kind that is not supported there, or fields contradict each other.
     """
     messages: list[JsonObject] = []
-    if asked.system not in (None, []):
-        messages.append({"role": "system", "content": _text(asked.system, "system", "system")})
-    for index, message in enumerate(asked.messages):
+    if fields.system not in (None, []):
+        messages.append({"role": "system", "content": _text(fields.system, "system", "system")})
+    for index, message in enumerate(fields.messages):
         messages += _turns(message, f"messages[{index}]")
-    choice, thinking = asked.tool_choice, asked.thinking
+    choice, thinking = fields.tool_choice, fields.thinking
     chat = ChatRequest(
         messages=messages,
         continue_final_message=messages[-1]["role"] == "assistant",
-        tools=[_tool(tool) for tool in asked.tools or ()],
+        tools=[_tool(tool) for tool in fields.tools or ()],
         tool_choice=None if choice is None else _choice(choice),
         parallel_tool_calls=None if choice is None else not choice.disable_parallel_tool_use,
         chat_template_kwargs=None if thinking is None else {"enable_thinking": thinking.type != "disabled"},
     )
-    if isinstance(asked, MessagesRequest):
-        chat.max_tokens, chat.stop = asked.max_tokens, asked.stop_sequences
-        chat.temperature, chat.top_p, chat.top_k = asked.temperature, asked.top_p, asked.top_k
+    if isinstance(fields, MessagesRequest):
+        chat.max_tokens, chat.stop = fields.max_tokens, fields.stop_sequences
+        chat.temperature, chat.top_p, chat.top_k = fields.temperature, fields.top_p, fields.top_k
     return chat
 
 
@@ -159,16 +159,16 @@ def _blocks(content: Sequence[JsonObject], where: str, place: str) -> list[AnyBl
 
 def _block(block: JsonObject, where: str, kinds: Sequence[str]) -> AnyBlock:
     # Clients send back what they received, with null or nothing in it for missing fields.
-    given = {name: value for name, value in block.items() if value is not None}
-    for name in _MAY_BE_EMPTY & given.keys():
-        if not given[name]:
-            del given[name]
-    if given.get("type") == "thinking":
-        given.setdefault("signature", "")
-    if given.get("type") not in kinds:
-        text = f"{where}: expected a block of type {' or '.join(kinds)}, got {given.get('type')!r}"
+    kept = {name: value for name, value in block.items() if value is not None}
+    for name in _MAY_BE_EMPTY & kept.keys():
+        if not kept[name]:
+            del kept[name]
+    if kept.get("type") == "thinking":
+        kept.setdefault("signature", "")
+    if kept.get("type") not in kinds:
+        text = f"{where}: expected a block of type {' or '.join(kinds)}, got {kept.get('type')!r}"
         raise ApiError(400, text[:400], param=where)
     try:
-        return msgspec.convert(given, AnyBlock)
+        return msgspec.convert(kept, AnyBlock)
     except msgspec.ValidationError as error:
         raise ApiError(400, f"{where}: {error}", param=where) from error

@@ -51,16 +51,16 @@ def event(kind: str, **fields: Any) -> bytes:
 def block_events(events: Iterable[ResponseEvent]) -> bytes:
     """Translate events of /v1/responses to events of the same blocks."""
     written = []
-    for told in events:
-        if told.type in _DELTAS:
-            kind, field = _DELTAS[told.type]
-            delta = {"type": kind, field: told.delta}
-            written.append(event("content_block_delta", index=told.output_index, delta=delta))
-        elif told.type == "response.output_item.added":
-            block = _block(told.item, is_open=True)
-            written.append(event("content_block_start", index=told.output_index, content_block=block))
-        elif told.type == "response.output_item.done":
-            written.append(event("content_block_stop", index=told.output_index))
+    for block_event in events:
+        if block_event.type in _DELTAS:
+            kind, field = _DELTAS[block_event.type]
+            delta = {"type": kind, field: block_event.delta}
+            written.append(event("content_block_delta", index=block_event.output_index, delta=delta))
+        elif block_event.type == "response.output_item.added":
+            block = _block(block_event.item, is_open=True)
+            written.append(event("content_block_start", index=block_event.output_index, content_block=block))
+        elif block_event.type == "response.output_item.done":
+            written.append(event("content_block_stop", index=block_event.output_index))
     return b"".join(written)
 
 
@@ -109,11 +109,11 @@ def _block(item: Any, *, is_open: bool) -> TextBlock | ThinkingBlock | ToolUseBl
 async def messages(context: Context, request: Request) -> Response:
     """Answer a conversation."""
     found = await read_chat(context, request, parse_messages)
-    asked = found.asked
-    assert isinstance(asked, MessagesRequest)
+    fields = found.fields
+    assert isinstance(fields, MessagesRequest)
     begin = partial(begin_chat, context, request, found)
     answer = Message(id=new_id("msg", request, None), model=context.model, usage=MessageUsage(input_tokens=0))
-    if asked.stream:
+    if fields.stream:
         generation, box = await while_present(request, begin())
         return context.events(
             _Events(answer, generation, box),

@@ -31,49 +31,49 @@ def parse_response(body: bytes, defaults: Defaults) -> ChatInput:
     Raises:
         ApiError, SamplingParamsError: it is malformed, or a value is out of range.
     """
-    asked = decode(body, ResponsesRequest)
-    if asked.top_logprobs:
+    fields = decode(body, ResponsesRequest)
+    if fields.top_logprobs:
         raise refused("top_logprobs", "is not supported here; use /v1/chat/completions")
-    most = asked.max_output_tokens
+    most = fields.max_output_tokens
     if most is not None and not 1 <= most < 2**31:
         raise refused("max_output_tokens", f"must be an integer in [1, {2**31 - 1}], got {most}")
-    options: dict[str, Any] = {**defaults, "max_tokens": asked.max_output_tokens}
+    options: dict[str, Any] = {**defaults, "max_tokens": fields.max_output_tokens}
     for name in ("temperature", "top_p"):
-        if getattr(asked, name) is not None:
-            options[name] = getattr(asked, name)
-    params = SamplingParams(**options, structured=_structured(format_of(asked)))
-    return ChatInput(asked, chat_of(asked), params)
+        if getattr(fields, name) is not None:
+            options[name] = getattr(fields, name)
+    params = SamplingParams(**options, structured=_structured(format_of(fields)))
+    return ChatInput(fields, chat_of(fields), params)
 
 
-def format_of(asked: ResponsesRequest) -> TextFormat:
+def format_of(fields: ResponsesRequest) -> TextFormat:
     """Return what the answer must be."""
-    found = None if asked.text is None else asked.text.format
+    found = None if fields.text is None else fields.text.format
     return TextFormat(type="text") if found is None else found
 
 
-def _structured(asked: TextFormat) -> StructuredOutput | None:
-    if asked.type == "json_schema":
-        if asked.schema is None:
+def _structured(fields: TextFormat) -> StructuredOutput | None:
+    if fields.type == "json_schema":
+        if fields.schema is None:
             raise refused("text", "needs a schema in its format, of type json_schema")
-        return StructuredOutput(json_schema=asked.schema)
-    return StructuredOutput(json_object=True) if asked.type == "json_object" else None
+        return StructuredOutput(json_schema=fields.schema)
+    return StructuredOutput(json_object=True) if fields.type == "json_object" else None
 
 
-def chat_of(asked: ResponsesRequest) -> ChatRequest:
+def chat_of(fields: ResponsesRequest) -> ChatRequest:
     """Return a request as a chat: its messages and its tools.
 
     Raises:
         ApiError: an item is of a kind that is not supported.
     """
     messages: list[dict[str, Any]] = []
-    if asked.instructions is not None:
-        messages.append({"role": "system", "content": asked.instructions})
-    if isinstance(asked.input, str):
-        messages.append({"role": "user", "content": asked.input})
+    if fields.instructions is not None:
+        messages.append({"role": "system", "content": fields.instructions})
+    if isinstance(fields.input, str):
+        messages.append({"role": "user", "content": fields.input})
     else:
-        for index, item in enumerate(asked.input):
+        for index, item in enumerate(fields.input):
             _add(messages, item, f"input[{index}]")
-    choice = asked.tool_choice
+    choice = fields.tool_choice
     named: ToolChoice | None = (
         NamedTool(type="function", function=FunctionChoice(name=choice.name))
         if isinstance(choice, NamedResponseTool)
@@ -81,11 +81,11 @@ def chat_of(asked: ResponsesRequest) -> ChatRequest:
     )
     return ChatRequest(
         messages=messages,
-        tools=[_tool(tool) for tool in asked.tools or ()],
+        tools=[_tool(tool) for tool in fields.tools or ()],
         tool_choice=named,
-        parallel_tool_calls=asked.parallel_tool_calls,
-        cache_salt=asked.cache_salt,
-        priority=asked.priority,
+        parallel_tool_calls=fields.parallel_tool_calls,
+        cache_salt=fields.cache_salt,
+        priority=fields.priority,
     )
 
 

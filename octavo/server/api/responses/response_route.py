@@ -34,26 +34,26 @@ from octavo.server.limits import while_present
 async def responses(context: Context, request: Request) -> Response:
     """Answer an input."""
     found = await read_chat(context, request, parse_response)
-    asked, params = found.asked, found.params
-    assert isinstance(asked, ResponsesRequest)
+    fields, params = found.fields, found.params
+    assert isinstance(fields, ResponsesRequest)
     begin = partial(begin_chat, context, request, found)
     answer = ResponseObject(
-        id=new_id("resp", request, asked.request_id),
+        id=new_id("resp", request, fields.request_id),
         created_at=int(time.time()),
         model=context.model,
         status="in_progress",
         output=[],
-        instructions=asked.instructions,
-        metadata=asked.metadata or {},
-        max_output_tokens=asked.max_output_tokens,
+        instructions=fields.instructions,
+        metadata=fields.metadata or {},
+        max_output_tokens=fields.max_output_tokens,
         temperature=params.temperature,
-        text=TextOptions(format=format_of(asked)),
+        text=TextOptions(format=format_of(fields)),
         top_p=params.top_p,
-        tools=asked.tools or [],
-        tool_choice=asked.tool_choice or "auto",
-        parallel_tool_calls=asked.parallel_tool_calls is not False,
+        tools=fields.tools or [],
+        tool_choice=fields.tool_choice or "auto",
+        parallel_tool_calls=fields.parallel_tool_calls is not False,
     )
-    if asked.stream:
+    if fields.stream:
         generation, box = await while_present(request, begin())
         events = _Events(answer, generation, box)
         return context.events(events, generation, last=b"", write_error=_error_event)
@@ -130,5 +130,5 @@ class _Events(EventWriter):
 
 def _error_event(error: ApiError) -> bytes:
     detail = error.detail
-    told = ResponseEvent(type="error", code=detail.code, message=detail.message, param=detail.param)
-    return named_event(told.type, told)
+    event = ResponseEvent(type="error", code=detail.code, message=detail.message, param=detail.param)
+    return named_event(event.type, event)
