@@ -46,10 +46,10 @@ class EngineConfig:
         max_num_seqs: most sequences in one step. Default: 256 on a CPU, 512 on a GPU.
         max_num_batched_tokens: token budget of one step; longer prompts are chunked. Default: 512 on a CPU,
             8192 on a GPU.
-        max_step_ms: how long a step may take, in milliseconds, while somebody reads tokens as they come (a
-            stream does, `generate` does not): prompts are chunked so that it is kept, which bounds the time
-            between two tokens and makes prompts wait longer. A step that only decodes may take longer.
-            Default: no limit but max_num_batched_tokens.
+        max_step_ms: how long a step may take, in milliseconds, while tokens are read as they come (by a
+            stream, not by `generate`): prompts are chunked so that it is kept, which bounds the time between
+            two tokens and makes prompts wait longer. A step that only decodes may take longer. Default: no
+            limit but max_num_batched_tokens.
         enable_prefix_caching: reuse the KV blocks of equal prefixes.
         share_prefixes: read a KV block that several running requests share once per step instead of once per
             request; results agree within rounding.
@@ -80,8 +80,8 @@ class EngineConfig:
             of a CPU are. Only you and root may have the right to write there: see docs/security.md.
         tensor_parallel_size: processes, each with a GPU of its own (on a CPU: a share of the cores), that the
             network is cut over. It must divide the attention heads. See docs/scaling.md.
-        expert_parallel: of a mixture of experts, each of these processes holds some experts whole, instead of
-            a part of every one; the rest of the network is cut as before.
+        expert_parallel: each of these processes holds some experts of a mixture whole, instead of a part of
+            every one; the rest of the network is cut as before.
         all_reduce: how such processes sum on GPUs: auto takes kernels over memory that the GPUs map from each
             other where that is faster and where they can, "nccl" always takes NCCL.
 

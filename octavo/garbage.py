@@ -52,7 +52,7 @@ def no_full_collections() -> Iterator[None]:
     """
     thresholds = gc.get_threshold()
     if thresholds == _THRESHOLDS:
-        # Another call under way set them, and sets them back.
+        # Another call has set them, and will restore them.
         yield
         return
     try:

@@ -93,7 +93,7 @@ class EventReader:
 
 
 def error_message(body: bytes) -> str:
-    """Return the sentence in an error body, of whatever form a server has, or the start of the body."""
+    """Return the sentence in an error body of any server's form, or the start of the body."""
     try:
         return message_in(msgspec.json.decode(body))
     except msgspec.DecodeError:

@@ -37,11 +37,11 @@ class Load:
     """What a run did, as the client saw it.
 
     Attributes:
-        answers: of all requests, in the order of their times.
+        answers: the answers to all requests, in the order of their times.
         duration_s: from the start to the end of the last one.
         peak_concurrency: most requests that were under way at a time.
         lags_s: how late the client's event loop woke up, every 20 ms.
-        cpu_share: of one core that the client took.
+        cpu_share: share of one core that the client took.
     """
 
     answers: list[Answer]

@@ -34,7 +34,8 @@ class LoadOptions:
         burstiness: shape of the gamma distribution of the gaps between requests: 1 for a Poisson process,
             less for bursts, more for an even pace.
         max_concurrency: requests under way at a time; later ones wait for a place. Default: any number.
-        processes: of the client; requests take them in turns, and each has its part of max_concurrency.
+        processes: processes of the client; requests take them in turns, and each has its part of
+            max_concurrency.
         ignore_eos: have the server generate all output_len tokens; not every server knows it.
         temperature: sampling temperature.
         seed: of lengths, prompts and times.

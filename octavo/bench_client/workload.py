@@ -27,7 +27,7 @@ class Prompt(Struct, forbid_unknown_fields=True, kw_only=True):
 
     Attributes:
         prompt: text or token ids; None for a chat.
-        messages: of a chat; None for a completion.
+        messages: those of a chat; None for a completion.
         max_tokens: output tokens.
     """
 
@@ -37,7 +37,7 @@ class Prompt(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def make_prompts(options: LoadOptions, num: int, seed: int) -> list[Prompt]:
-    """Return prompts: of the file if there is one, else random ones.
+    """Return prompts, from the file if there is one, else random ones.
 
     Raises:
         ConfigError: the file cannot be read, or a line of it is no prompt for the endpoint.

@@ -16,7 +16,7 @@ _VARIABLES = ("CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_HUB_OFFLINE", "OMP_NUM_THRE
 
 
 def run_collect_env() -> None:
-    """Print the machine, the versions and the environment; of keys, only that they are set."""
+    """Print the machine, the versions and the environment; a key shows only that it is set."""
     for name, value in (*_machine(), *_devices(), *_versions(), *_variables()):
         print(f"{name}: {value}")
 

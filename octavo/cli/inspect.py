@@ -51,7 +51,7 @@ def run_inspect(model: str | None, config: EngineConfig) -> None:
             for name, value in rows:
                 table.add_row(name, value)
     finally:
-        # An error says what does not fit or cannot run; this is what it is about.
+        # The table is printed before an error, which says what does not fit or cannot run.
         Console().print(table)
 
 
@@ -76,7 +76,7 @@ def _plans(source: ModelSource, config: EngineConfig, model: ModelConfig) -> Ite
         ):
             yield _names(alike, size) + rows
         raise
-    # What an engine's ranks agree on.
+    # The ranks of an engine agree on the smallest number.
     num_blocks = min(plan.num_blocks for plan in plans)
     for alike, rows in _by_rank([_memory(replace(plan, num_blocks=num_blocks)) for plan in plans]):
         several = [("sums over ranks", _sums(config, plans[0]))] if size > 1 else []
@@ -146,7 +146,7 @@ def _by_rank(plans: list[Rows]) -> list[tuple[list[int], Rows]]:
 
 
 def _weights(plan: ExecutionPlan) -> Rows:
-    """The bytes of each part, its form, and how that is multiplied where it is quantised."""
+    """Return the bytes of each part, its form, and how that is multiplied if it is quantised."""
     rows = [(f"  {group.part}", f"{gib(group.num_bytes)}: {_form(plan, group)}") for group in plan.weights]
     if plan.dequantised:
         name = str(plan.dtype).removeprefix("torch.")
@@ -163,7 +163,7 @@ def _form(plan: ExecutionPlan, group: WeightGroup) -> str:
 
 
 def _without_cache(plan: ExecutionPlan) -> Rows:
-    """What there is whatever fits beside it."""
+    """Return the rows that do not depend on the size of the KV cache."""
     return [
         ("parameters", f"{plan.num_parameters / 1e6:,.1f} M"),
         ("device, dtype", f"{plan.device}, {str(plan.dtype).removeprefix('torch.')}"),

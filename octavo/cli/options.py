@@ -125,7 +125,7 @@ class GenerateSampling(SamplingParams):
             (0, 100]. Default: the model's own, else 1.0.
     """
 
-    # None is open: the model may say something else than 1.0.
+    # None leaves it open: the model may recommend another value than 1.0.
     temperature: float | None = None  # type: ignore[assignment]
     top_p: float | None = None  # type: ignore[assignment]
     top_k: int | None = None  # type: ignore[assignment]

@@ -118,7 +118,7 @@ def _check_environment(
 
 
 def _is_service(variable: str) -> bool:
-    """Tell whether a variable that is no option says where a service is."""
+    """Return whether a variable that is no option says where a service is."""
     return bool(
         _SERVICE_NAME.fullmatch(variable) or _SERVICE_URL.fullmatch(f"{variable}={os.environ[variable]}")
     )

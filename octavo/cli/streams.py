@@ -19,10 +19,9 @@ _at_once = threading.Event()
 def prepare_streams(*, needs_output: bool = True) -> None:
     """Prepare the standard streams.
 
-    A closed standard input becomes empty; a closed standard error drops what it gets, and so does a closed
-    standard output of a command that does not need it. Characters that an
-    output's encoding lacks are written as escapes. Invalid bytes in the input become lone surrogates, which
-    the commands refuse.
+    A closed standard input becomes empty. A closed standard error drops its text, and so does a closed
+    standard output if the command does not need it. Characters that an output's encoding lacks are written as
+    escapes. Invalid bytes in the input become lone surrogates, which the commands refuse.
 
     Raises:
         OSError: standard output is closed, and needed.
@@ -61,7 +60,7 @@ def check_text(texts: Iterable[str], place: str, encoding: str) -> None:
 
 
 def say(line: str) -> None:
-    """Print a line that nobody has to read: where it cannot be written, all output is dropped."""
+    """Print a line that nobody has to read; if it cannot be written, all output is dropped."""
     try:
         print(line, flush=True)
     except OSError:

@@ -203,7 +203,7 @@ class Replica:
             raise EngineDeadError(f"the engine is dead: {self._loop.error!r}")
 
     def record_routing_stats(self) -> dict[str, bytes]:
-        """Tell the routers what is cached here, and how much there is to do."""
+        """Report to the routers what is cached here, and how much there is to do."""
         return {REPORT: self._app.report().encode()}
 
     async def answer(self, scope: dict[str, Any], body: bytes, marks: Marks) -> AsyncIterator[Any]:

@@ -10,7 +10,7 @@ from octavo.router import Choice, Flight, Marks, Replica, Report, Weights, choos
 
 REPORT = "octavo_report"
 """Key of a replica's routing statistics."""
-# Ray says of a short answer that it has ended before it says that it was routed: so many are remembered.
+# Ray may report the end of a short answer before its routing: this many such ends are remembered.
 _MAX_ENDED = 1024
 
 
@@ -41,7 +41,8 @@ class PrefixRouter(RequestRouter):
         if choice is None:
             return []
         best = able[choice.index]
-        # Now, not when it is routed: requests that come meanwhile would all take the same one of equals.
+        # This is counted now, not when the request is routed: those that come in between would all choose the
+        # same one of several equal replicas.
         self._num_choices += 1
         known[choice.index].last_chosen = self._num_choices
         return [[best], [replica for replica in able if replica is not best]]
@@ -80,7 +81,7 @@ class PrefixRouter(RequestRouter):
         self._forget(replica_id)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Take the replicas that there are now, with what they told last."""
+        """Update the set of replicas, and their latest reports."""
         super().update_replicas(replicas)
         ids = {replica.replica_id for replica in replicas}
         for gone in self._known.keys() - ids:

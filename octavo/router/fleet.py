@@ -147,7 +147,7 @@ class Fleet:
         """Choose a replica for a request and count the request there; None if no replica is ready.
 
         Args:
-            marks: of its prompt.
+            marks: those of its prompt.
             but: names of replicas to skip.
         """
         ready = [replica for replica in self.replicas if replica.is_ready and replica.name not in but]

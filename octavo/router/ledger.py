@@ -62,7 +62,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
 class Ledger:
     """A bounded LRU map from marks of recent prompts to the KV block at which each mark ends.
 
-    Of one prompt, the longest marks are evicted first, so the top of the prefix tree stays. A mark of token
+    The longest marks of a prompt are evicted first, so the top of the prefix tree stays. A mark of token
     ids is exact. A mark of text is placed in proportion to its bytes and rounded down to a whole block.
 
     Attributes:
@@ -87,9 +87,9 @@ class Ledger:
         """Record a prompt.
 
         Args:
-            marks: of the request.
+            marks: the request's marks.
             token_ids: the prompt after templating and tokenization.
-            salt: of the keys of its blocks.
+            salt: the salt of the keys of its blocks.
             block_size: tokens per block.
         """
         if not marks.digests or not token_ids:

@@ -68,7 +68,7 @@ async def read_marks(
     """Return the marks of a request; no marks if it carries no prompt for the model.
 
     Args:
-        path, headers, body: of the request; names of headers in lower case.
+        path, headers, body: those of the request; names of headers in lower case.
         isolates: requests with different API keys never share a mark.
     """
     if not body or not path.startswith("/v1/") or path.endswith("/count_tokens"):
@@ -89,7 +89,8 @@ def marks_of(body: bytes, holder: bytes = b"") -> Marks:
     """Return the marks of the prompt in a request's body; no marks if there is none.
 
     Args:
-        body: JSON of a chat, a response, or a completion (text or token ids; of several prompts, the first).
+        body: JSON of a chat, a response, or a completion (text or token ids; only the first of several
+            prompts counts).
         holder: isolates prefixes: requests of different holders never share a mark.
     """
     try:

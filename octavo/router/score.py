@@ -74,10 +74,10 @@ def choose(
     """Return the best candidate, or None if there are none. Takes O(replicas x log marks).
 
     Args:
-        marks: of the prompt.
+        marks: the prompt's marks.
         num_tokens: estimated length of the prompt.
         candidates: replicas that accept requests.
-        weights: of the score.
+        weights: the weights of the score.
     """
     replicas = list(candidates)
     if not replicas:

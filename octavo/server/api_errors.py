@@ -88,7 +88,7 @@ def too_many_bodies() -> ApiError:
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """Turn any error into an answer. Of an unexpected error, clients learn only the type."""
+    """Turn any error into an answer. Clients learn only the type of an unexpected error."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QueueFullError):
@@ -131,7 +131,7 @@ def _named_field(message: str) -> str | None:
 
 
 def broken_stream_event(path: str) -> bytes:
-    """Return the last event of a broken stream, in the form of the API at `path`."""
+    """Return the last event of a stream whose replica died, in the form of the API at `path`."""
     if path.startswith("/v1/responses"):
         detail = {"type": "error", "sequence_number": 0, "code": "replica_died", "message": _MESSAGE}
         return b"event: error\ndata: " + msgspec.json.encode({**detail, "param": None}) + EVENT_END

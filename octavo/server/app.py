@@ -166,7 +166,7 @@ class Gate:
 
     def _log(self, scope: Scope, status: int, seconds: float) -> None:
         client = (scope.get("client") or ("-",))[0]
-        # Written with escapes: a path may hold line breaks.
+        # The path is written with escapes, because it may contain line breaks.
         method, path = scope["method"], scope["path"][:200]
         fields = {"client": client, "method": method, "path": path, "status": status, "seconds": seconds}
         fields["request_id"] = scope["octavo.request_id"]

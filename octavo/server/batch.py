@@ -31,7 +31,7 @@ from octavo.server.loop.engine_loop import EngineLoop
 
 # Enough to fill any engine's steps.
 _NUM_AT_ONCE = 1024
-# As OpenAI's.
+# OpenAI's limit.
 _MAX_REQUESTS = 50_000
 _MAX_LINE_BYTES = 8 << 20
 # Bytes of such a line that are read at a time to find its end.
@@ -95,7 +95,7 @@ class _Streaming(Struct):
 
 
 def read_batch(path: Path) -> list[BatchRequest | BatchLine]:
-    """Read a batch: requests, and answers to the lines that are none. Empty lines do not count.
+    """Read a batch: requests, and answers to the lines that are no requests. Empty lines do not count.
 
     Raises:
         PromptError: there are too many lines.
@@ -116,7 +116,7 @@ def read_batch(path: Path) -> list[BatchRequest | BatchLine]:
 
 
 def _lines(file: BufferedReader) -> Iterator[bytes]:
-    """Yield lines; of one that is too long, as much as tells that it is."""
+    """Yield lines; one that is too long is cut just after the limit."""
     while line := file.readline(_MAX_LINE_BYTES + 1):
         yield line
         while line and not line.endswith(b"\n"):
@@ -166,7 +166,7 @@ def _new_id() -> str:
 
 
 def write_lines(lines: Iterable[BatchRequest | BatchLine], output: Path) -> int:
-    """Write the answers to lines of which none is a request; return how many there are."""
+    """Write the answers to lines none of which is a request; return how many there are."""
     written = [msgspec.json.encode(line) + b"\n" for line in lines]
     output.write_bytes(b"".join(written))
     return len(written)

@@ -133,7 +133,7 @@ class Context:
         )
 
     async def read_long_chat(self, request: Request, body: bytes) -> ChatInput:
-        """Read a long body that asks for a chat in another process, as far as token ids.
+        """Read a long body that asks for a chat in another process, which returns token ids.
 
         Raises:
             OctavoError, ApiError: as `engine` and ReadingProcesses.read.
@@ -147,7 +147,7 @@ class Context:
         return ChatInput(fields, read.chat, read.params, prepared)
 
     async def read_long_texts(self, request: Request, body: bytes) -> TextInput:
-        """Read a long body that asks for completions likewise. Raises as `read_long_chat`."""
+        """Read a long body that asks for completions in the same way. Raises as `read_long_chat`."""
         _ = self.engine
         self.loop.check_room(1)
         read = await self._reading.read(request.scope["octavo.sender"], self.path_of(request), body)
@@ -203,7 +203,7 @@ class Context:
     def _check_tokens(self, prompts: Sequence[TokenIds]) -> None:
         most = self.config.max_num_queued_tokens
         num_tokens = sum(len(prompt.listed) for prompt in prompts)
-        # A prompt alone is let into an empty queue.
+        # A single prompt of any length is let into an empty queue.
         if len(prompts) > 1 and num_tokens > most:
             raise ApiError(
                 400,

@@ -41,7 +41,7 @@ class Generation:
             self.abort()
 
     def take(self, position: int) -> list[CompletionDelta]:
-        """Return what is new of a prompt whose stream has news.
+        """Return what is new in a prompt whose stream has news.
 
         Raises:
             OctavoError: the engine failed on it.
@@ -90,7 +90,7 @@ def usage_of(outputs: Sequence[RequestOutput], *, without_output: bool = False) 
     """Return the tokens of finished prompts, each prompt counted once for its n completions.
 
     Args:
-        outputs: of one HTTP request.
+        outputs: those of one HTTP request.
         without_output: what was generated is not shown, so it does not count.
     """
     num_output = sum(len(one.token_ids) for output in outputs for one in output.outputs)
@@ -109,7 +109,7 @@ class UsageCounter:
     """
 
     def __init__(self, generation: Generation, *, continuous: bool) -> None:
-        """Begin at nothing.
+        """Start at zero.
 
         Args:
             generation: the prompts.

@@ -1,6 +1,6 @@
 """Prometheus metrics: vLLM's names, for which dashboards exist, and `octavo:` for what only Octavo has.
 
-Everything is read from the loop's snapshot when somebody scrapes; serving a token updates nothing here.
+Everything is read from the loop's snapshot at a scrape; serving a token updates nothing here.
 """
 
 from collections.abc import Iterator, Mapping
@@ -129,7 +129,7 @@ class _LoopCollector(Collector):
     def _requests(self, stats: LoopStats) -> Iterator[Metric]:
         prompt, cached = stats.num_prompt_tokens, stats.num_cached_tokens
         yield self._counter("vllm:prompt_tokens", "prompt tokens of requests that ended", prompt)
-        yield self._counter("vllm:prompt_tokens_cached", "of these, found in the prefix cache", cached)
+        yield self._counter("vllm:prompt_tokens_cached", "those that were found in the prefix cache", cached)
         yield self._split(
             CounterMetricFamily,
             "vllm:prompt_tokens_by_source",

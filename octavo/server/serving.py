@@ -31,7 +31,7 @@ _HEADER_TIMEOUT_MS = 10_000
 _POLL_S = 0.1
 # granian does not say when it listens, which takes it a few milliseconds.
 _BIND_S = 0.1
-# A dead engine's streams get this long to tell their clients.
+# Time that streams get to end with an error after the engine's death, in seconds.
 _ENDING_S = 2.0
 
 

@@ -98,7 +98,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(config: ServerConfig) -> None:
-    """Write to the standard error what the options ask for."""
+    """Set up the log on standard error as the options ask."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if config.log_format == "json" else logging.Formatter(_TEXT))
     level = logging.INFO if config.access_log else logging.WARNING

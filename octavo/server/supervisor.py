@@ -32,9 +32,9 @@ _ANSWER = (
 )
 _BACKLOG = 1024
 _MAX_HEAD_BYTES, _TIMEOUT_S = 64 << 10, 5.0
-# How long the last clients are waited for.
+# How long to wait for the last clients, in seconds.
 _LAST_S = 1.0
-# What a child tells its parent.
+# Reports of a child to its parent.
 LISTENING, READY, DYING = b"l", b"r", b"d"
 # A child whose engine is dead is killed after this time.
 _LEAVE_S = 10.0
@@ -64,7 +64,7 @@ def listen(config: ServerConfig) -> socket.socket | None:
 
 
 class StandIn:
-    """Answers every client that connects. For one event loop."""
+    """Answers 503 to every client that connects. For one event loop; needs neither PyTorch nor granian."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
@@ -130,7 +130,7 @@ async def _meet(connection: socket.socket, tls: ssl.SSLContext | None) -> None:
 
 
 class Child:
-    """What a forked process knows of its parent. Without a parent, reports go nowhere.
+    """What a forked process knows about its parent. Without a parent, reports go nowhere.
 
     Attributes:
         num_restarts: children before this one.
@@ -222,7 +222,7 @@ def leaving_signals() -> tuple[signal.Signals, ...]:
 
 
 def exit_code_of(status: int) -> int:
-    """Return the exit code of a wait status; of a process that a signal ended, the one that a shell gives."""
+    """Return the exit code of a wait status; after a signal it is the one that a shell gives."""
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 

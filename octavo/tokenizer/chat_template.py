@@ -190,7 +190,7 @@ def _inputs(
     tools: Sequence[Mapping[str, Any]] | None,
     variables: Mapping[str, object] | None,
 ) -> dict[str, Any]:
-    """Return the template's variables that come from a request. Transformers gives it these two, or none."""
+    """Return the template's variables that come from a request. Transformers passes None for missing ones."""
     return {
         "documents": None,
         **_checked_variables(variables or {}),

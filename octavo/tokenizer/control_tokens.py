@@ -131,7 +131,7 @@ class ControlTokens:
         return value
 
     def _broken(self, text: str, guarded: frozenset[str], mark: str) -> str:
-        """Break the control tokens in a text. What is left of one may be another."""
+        """Break the control tokens in a text. What is left of one may form another."""
         hits, num_rounds = self._finder.hits(text, guarded), 0
         while hits:
             if num_rounds == _MAX_ROUNDS:

@@ -27,7 +27,7 @@ def read_gguf_vocabulary(metadata: Mapping[str, object], name: str) -> Vocabular
     fields = read_gguf_fields(metadata, name)
     types = fields.token_type or [int(TokenType.NORMAL)] * len(fields.tokens)
     backend = _build(fields, types)
-    # A file does not tell; the first vocabulary of the family has it, those of Phi-4 do not.
+    # Files do not say so: the first vocabulary of the family does this, those of Phi-4 do not.
     is_phi3 = fields.model == "llama" and metadata.get("general.architecture") == "phi3"
     _add_tokens(backend, fields.tokens, types, is_phi3=is_phi3)
     templates = _chat_templates(metadata, name)

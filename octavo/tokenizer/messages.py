@@ -10,10 +10,10 @@ from octavo.errors import ChatTemplateError, refuse_unknown
 
 MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "thinking")
 MAX_DEPTH = 32
-# What clients' own types add to answers that they send back, and what is empty there.
+# Fields that clients' own types add to answers they send back, and fields that are empty there.
 _ADDED = frozenset({"index", "parsed", "parsed_arguments"})
 _EMPTY = ("annotations", "tool_calls")
-# Asked first, because a value may hold hundreds of thousands of them.
+# These are tested first, because a value may hold hundreds of thousands of them.
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 

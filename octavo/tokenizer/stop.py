@@ -6,7 +6,7 @@ from collections.abc import Sequence
 class StopChecker:
     """Finds stop strings in text that arrives in pieces, and never releases a part of one.
 
-    The stop string that ends first wins; of several that end at the same character, the longest. So the
+    The stop string that ends first wins, and the longest of several that end at the same character. So the
     result does not depend on how the text was cut into pieces.
 
         stop "END", pieces "the E", "N", "Dup"
@@ -29,7 +29,7 @@ class StopChecker:
 
         Args:
             text: the piece.
-            may_stop: a stop string may end in it; else it passes like other text. Wherever one begins.
+            may_stop: whether a stop string may end in it, wherever it begins; else it passes like other text.
 
         Returns:
             The text that is safe to show, and the stop string that was found or None. After a stop string,

@@ -28,7 +28,8 @@ CPU_SECONDS = 1.0
 MEMORY_BYTES = 768 * 2**20
 # the child limits its processor time; these cover a machine too busy to give it any
 WALL_SECONDS = 5.0
-# a template that used so much of them is slow itself; any other child was stopped, or the machine is busy
+# a template that used this much processor time is slow itself; otherwise the child was stopped, or the
+# machine is busy
 OWN_SECONDS = 0.2
 START_SECONDS = 30.0
 CACHE_BYTES = 4 * 2**20

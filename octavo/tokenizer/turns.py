@@ -22,7 +22,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 _TAG_BEGINS, _TAG_ENDS = re.compile(r"\{[{%]"), re.compile(r"[%}]\}")
 _QUOTED = re.compile(r"""(["'])([\w.-]+)\1""")
-# A text of so many characters that comes in its place is no accident.
+# A text of at least this length that appears in its place is no coincidence.
 _TELLING_CHARS = 12
 _MAX_SHAPES = 4096
 
@@ -105,7 +105,7 @@ class Roles:
     def _left_out(
         self, messages: list[Message], text: str, render: Render, settings: Mapping[str, Any]
     ) -> "_Lost":
-        """Return what left no trace. If the text does not tell, a conversation like it does."""
+        """Return what left no trace. If the text does not show it, a conversation of the same shape does."""
         if _are_in_order(messages, text):
             return _NOTHING
         shape = hash((*map(_shape, messages), json.dumps(settings, sort_keys=True)))
@@ -157,7 +157,7 @@ def _shape(message: Message) -> tuple[Any, ...]:
 
 
 def _probed(messages: list[Message], render: Render) -> _Lost:
-    """Render the conversation with words of their own in each turn, and look for them.
+    """Render the conversation with a unique word in each turn, and look for these words.
 
     Some templates show the system's turn only while a user's is the last. So a turn counts as shown, too, if
     the conversation shows it when it ends with its last user's turn.
@@ -205,12 +205,12 @@ def _written(message: Message) -> Message:
 def rendered(messages: Sequence[Mapping[str, Any]], source: str, render: Callable[[Messages], str]) -> str:
     """Render the first form of a conversation that a template takes.
 
-    A null is for a template to look at. Where one prints the word None for it, a form without nulls comes
-    first, if it shows the same calls.
+    A template should only test a null. If it prints the word None for one, a form without nulls is preferred,
+    if that shows the same calls.
 
     Args:
         messages: checked ones.
-        source: of the template.
+        source: the template's source.
         render: renders one form.
 
     Raises:
@@ -246,16 +246,16 @@ def forms_of(messages: Sequence[Mapping[str, Any]], source: str) -> Iterator[Mes
     """Yield a conversation as a template may read it, the likeliest form first.
 
     1. The content of a call's turn is null if there is none and the template asks for that; whole answers
-       have null there, and streams begin with an empty text. Otherwise it is an empty text: who does not
-       ask would print the word None, or look for text in it.
+       have null there, and streams begin with an empty text. Otherwise it is an empty text: a template that
+       does not ask would print the word None, or search it.
     2. It is an empty text in any case.
-    3. A turn with content and calls is two turns, and one of nothing is a space.
+    3. A turn with content and calls becomes two turns, and an empty turn becomes a space.
 
     Forms that are the same are yielded once.
 
     Args:
         messages: checked ones.
-        source: of the template.
+        source: the template's source.
     """
     texts = [dict(message) | {"content": message["content"] or ""} for message in messages]
     forms = [texts, [turn for message in texts for turn in _turns(message)]]

@@ -205,7 +205,7 @@ def _generation_eos_ids(folder: Path) -> set[int]:
 
 
 def _special_tokens(folder: Path) -> dict[str, str]:
-    """Return the named special tokens that templates see, of whatever names, as transformers finds them."""
+    """Return all named special tokens that templates see, as transformers finds them."""
     fields: dict[str, Any] = {}
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         if "added_tokens_decoder" not in fields and is_present(folder / name):

@@ -76,5 +76,5 @@ def test_same_bytes(monkeypatch: pytest.MonkeyPatch, module: Any, fields: dict[s
     write = chat_bytes if module is chat else completion_bytes
     fast = write(fields)
     assert fast.count(b"\n\n") >= 6
-    monkeypatch.setattr(module, "is_text_alone", lambda delta: False)
+    monkeypatch.setattr(module, "is_only_text", lambda delta: False)
     assert fast == write(fields)

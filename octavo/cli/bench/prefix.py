@@ -95,7 +95,7 @@ class Point:
         flat_us, forest_us: median microseconds of the rounds.
         speedup: median of flat / forest over the rounds; None if they differ too much for a median to mean
             anything, also when all of them were run again.
-        speedup_quartiles: of the rounds.
+        speedup_quartiles: those of the rounds.
         num_tries: how often the rounds were run.
         bytes_ratio: keys and values that flat reads, over distinct ones: the speed-up if only bytes counted.
         max_difference: largest absolute difference between both results.

@@ -86,7 +86,7 @@ def peak_rss_mib() -> float:
 
     status = Path("/proc/self/status")
     if status.exists():
-        # Linux counts in ru_maxrss what the parent held when it started this process.
+        # On Linux, ru_maxrss includes the parent's memory when it started this process.
         peak = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
         return int(peak.split()[1]) / 1024
     unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, else KiB

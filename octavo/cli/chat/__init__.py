@@ -35,7 +35,7 @@ def run_chat(
 def _talk(conversation: Conversation, history: bool) -> None:
     commands = Commands(conversation)
     if sys.stdin.isatty() and sys.stdout.isatty():
-        # Pipes need none of it.
+        # Pipes need no editing.
         from octavo.cli.chat.terminal import edited_texts
 
         texts = edited_texts(commands, history)

@@ -24,7 +24,7 @@ _MAX_BYTES = 1 << 20
 def history_of(keep: bool) -> History:
     """Return the history in the user's file, or one that ends with this chat if `keep` is false.
 
-    A file that cannot be used, or that is somebody else's, is named on standard error and not used.
+    A file that cannot be used, or belongs to somebody else, is named on standard error and ignored.
     """
     if not keep:
         return InMemoryHistory()
@@ -45,7 +45,7 @@ def history_path() -> Path:
 
 
 class FileHistory(History):
-    """One JSON string a line, the newest last; at most MAX_TEXTS, and at most a megabyte.
+    """What was typed before, one JSON string a line, the newest last; at most MAX_TEXTS and a megabyte.
 
     Raises:
         OSError: the file cannot be read or written, or is a link, a folder or another user's.
@@ -138,7 +138,7 @@ def make_session(commands: Commands, keep: bool, **streams: Any) -> PromptSessio
         multiline=True,
         history=history_of(keep),
         completer=_Completer(commands),
-        # Below the text, as shells do: no menu needs room on the screen.
+        # Completions are listed below the text, as in shells: no menu needs room on the screen.
         complete_style=CompleteStyle.READLINE_LIKE,
         complete_while_typing=False,
         reserve_space_for_menu=0,
@@ -150,7 +150,7 @@ def make_session(commands: Commands, keep: bool, **streams: Any) -> PromptSessio
 def _bindings() -> KeyBindings:
     bindings = KeyBindings()
 
-    # A terminal in its usual mode, as while an answer is written, makes Ctrl-J of Enter.
+    # In its usual mode, as while an answer is written, a terminal sends Ctrl-J for Enter.
     @bindings.add("enter")
     @bindings.add("c-j")
     def _(event: KeyPressEvent) -> None:

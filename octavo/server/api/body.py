@@ -161,7 +161,7 @@ def _fields_at(kind: type[msgspec.Struct], place: str) -> tuple[str, ...]:
 
 
 def without_nulls(value: Any, kind: type[msgspec.Struct]) -> Any:
-    """Return a decoded body without such nulls, in the structs within it, too.
+    """Return a decoded body without nulls of unknown fields and of fields that need not be there.
 
     Args:
         value: JSON, decoded.

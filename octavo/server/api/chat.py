@@ -75,7 +75,7 @@ async def chat_completions(context: Context, request: Request) -> Response:
     async def whole() -> Response:
         generation, box = await begin()
         outputs = await generation.finish()
-        # In the pool, because the text may be long, or made to be slow to parse.
+        # This runs in the pool, because the text may be long, or made to be slow to parse.
         parts = Parts()
         completion = await context.run(request, _completion, answer, outputs[0], box, parts)
         return parts.response(completion, context.config.write_timeout_s)
@@ -86,7 +86,7 @@ async def chat_completions(context: Context, request: Request) -> Response:
 async def read_chat(
     context: Context, request: Request, parse: Callable[[bytes, Defaults], ChatInput]
 ) -> ChatInput:
-    """Read a body that asks for a chat: a long one as far as token ids, in another process.
+    """Read a body that asks for a chat; another process converts a long one to token ids.
 
     Raises:
         OctavoError, ApiError: the body is refused, or there is no room for what it asks.

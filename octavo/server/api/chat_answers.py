@@ -1,4 +1,4 @@
-"""From a model's text to messages, whole or delta by delta."""
+"""Converts a model's text to messages, whole or delta by delta."""
 
 from collections.abc import Sequence
 
@@ -47,7 +47,7 @@ class DeltaWriter:
     """Turns one answer's text into deltas."""
 
     def __init__(self, reader: Reader | None, *, parallel: bool) -> None:
-        """Begin at an answer's beginning; arguments as for `whole_message`."""
+        """Start at the beginning of an answer; arguments as for `whole_message`."""
         self._reader = reader
         self._parallel = parallel
         self._num_begun = self._num_complete = 0

@@ -159,7 +159,7 @@ def _whole_logprobs(
 
 
 class _Text:
-    """One of the texts that are streamed, and how far its stream is."""
+    """One of the texts that are streamed, and how far its stream has come."""
 
     __slots__ = ("has_begun", "offset")
 

@@ -1,4 +1,4 @@
-"""From the fields of a request to token ids. All of it may take long, so it runs in the thread pool."""
+"""Converts the fields of a request to token ids. This may take long, so it runs in the thread pool."""
 
 import secrets
 import struct
@@ -192,7 +192,7 @@ class Prompts:
 def _kinds(prompt: Sequence[str | int | list[int]]) -> set[type]:
     """Return the types of a prompt's items."""
     try:
-        # A quarter of the time of looking at each.
+        # This takes a quarter of the time of looking at each item.
         sum(cast(Sequence[int], prompt))
     except TypeError:
         return set(map(type, prompt))

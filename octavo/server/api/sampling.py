@@ -1,4 +1,4 @@
-"""From the fields of a request to SamplingParams."""
+"""Converts the fields of a request to SamplingParams."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -20,7 +20,7 @@ Defaults = Mapping[str, int | float]
 """The model's values for fields that a request leaves open."""
 NEUTRAL: Defaults = MappingProxyType({})
 _values_of = attrgetter(*_SAME_NAME)
-# These may be lists and dictionaries.
+# Values of these may be lists and dictionaries.
 _UNHASHED = frozenset({"stop", "stop_token_ids", "logit_bias", "structured"})
 
 
@@ -80,7 +80,7 @@ def _options(request: SamplingFields, defaults: Defaults) -> dict[str, Any]:
 
 
 def _params(options: dict[str, Any]) -> SamplingParams:
-    """Return checked parameters. Most requests ask for the same as one before."""
+    """Return checked parameters, from a cache: most requests repeat those of an earlier one."""
     return _checked(**options) if _UNHASHED.isdisjoint(options) else SamplingParams(**options)
 
 

@@ -46,7 +46,7 @@ def error_event(error: ApiError) -> bytes:
 
 
 def time_to_look(keep_alive_s: float, write_timeout_s: float) -> float:
-    """Return the seconds after which a stream looks whether it is idle, or its client."""
+    """Return how often, in seconds, a stream checks whether it or its client is idle."""
     return min(limit for limit in (keep_alive_s, write_timeout_s) if limit) / 2
 
 
@@ -95,7 +95,7 @@ class EventStream(Response):
             last: sent at the end, after an error too.
             idle: a comment or an event that says nothing.
             write_error: makes an event of an error.
-            looks: of all streams with these times; None: of this one alone.
+            looks: shared by all streams with these times; None: this stream gets its own.
         """
         super().__init__()
         self._writer = writer
@@ -108,7 +108,7 @@ class EventStream(Response):
         self._sent_s = 0.0
         self._looks = looks or Deadlines(time_to_look(keep_alive_s, write_timeout_s))
         self._look_number = 0
-        # What the client has not taken yet, and the prompts that have news for it.
+        # A write that the client has not read yet, and the prompts that have had news since then.
         self._sending: asyncio.Task[None] | None = None
         self._pending: list[int] = []
         self._calls = [partial(self._on_news, position) for position in range(len(generation.streams))]
@@ -119,7 +119,7 @@ class EventStream(Response):
         self._presence = presence_of(scope, receive)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
-            # Directly to the server: each layer between costs as much as writing an event.
+            # Events go directly to the server: each layer between costs as much as writing an event.
             self._send = scope.get("octavo.send", send)
             self._sent_s = time.monotonic()
             self._look_number = self._looks.begin(self._look)
@@ -145,7 +145,7 @@ class EventStream(Response):
                 await self._sending
 
     def _on_news(self, position: int) -> bool:
-        """Send what is new of a prompt, unless the client has to read first; False: do not call again."""
+        """Send what is new in a prompt, unless the client must read first; False ends these calls."""
         if self._sending is not None:
             self._pending.append(position)
             return False
@@ -208,7 +208,7 @@ class Gathered:
     """Merges deltas of the same text until there are enough tokens for one event."""
 
     def __init__(self, interval: int) -> None:
-        """Begin with nothing held; an interval of 1 would never hold any."""
+        """Start empty; an interval of 1 would never keep a delta back."""
         self._interval = interval
         self._pending: dict[tuple[int, int], CompletionDelta] = {}
 
@@ -232,7 +232,7 @@ def _joined(first: CompletionDelta, second: CompletionDelta) -> CompletionDelta:
 
 
 class TextEvents:
-    """Writes the events of one answer that differ in their text alone."""
+    """Writes events of one answer that differ only in their text: all around it is encoded once."""
 
     def __init__(self, write: Callable[[int, str], bytes]) -> None:
         """Begin with nothing encoded.
@@ -261,7 +261,7 @@ def is_only_text(delta: CompletionDelta) -> bool:
 def begun(work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
     """Run work up to where it has to wait; return None if it is done, else a task that does the rest.
 
-    What Python 3.12 calls an eager task, but for two things: the work must not ask for its task before it
+    This is Python 3.12's eager task, with two differences: the work must not ask for its task before it
     waits, and a task that is cancelled while it first waits closes the work instead of raising in it.
     """
     steps = work.__await__()

@@ -306,7 +306,7 @@ class ChatChunk(Struct, kw_only=True):
 
 
 class CompletionChoice(Struct, kw_only=True):
-    """One text; of a stream, what is new in it."""
+    """One text, or what is new in it in a stream."""
 
     index: int
     text: str

@@ -41,7 +41,7 @@ class Toolbox:
         parallel: it may call several.
         formats: what the model writes.
         has_begun_reasoning: the prompt opened the reasoning.
-        channel: of the message in harmony that the prompt left open.
+        channel: that of the harmony message the prompt left open, if any.
     """
 
     tools: Sequence[Tool]

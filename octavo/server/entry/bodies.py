@@ -11,30 +11,30 @@ from octavo.server.api_errors import ApiError, too_many_bodies
 from octavo.server.config import ServerConfig
 from octavo.server.limits import ClientGoneError, Deadlines, Stop
 
-# A body without an end counts as so many bytes at least: connections are bounded as well.
+# An unfinished body counts as at least the room divided by this, so connections are bounded as well.
 _MAX_BODIES = 2048
-# A body is heard of whenever this part of the room has come, so that a byte now and then does not count.
+# A body counts as active when the room divided by this has come: a byte now and then does not suffice.
 _PART = 4096
-# As many of these as there are connections do no harm.
+# Bodies of this size do no harm, even one for each connection.
 _UNCOUNTED_BYTES = 64 << 10
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 # Unfinished bodies together may take this many times the largest.
 _NUM_LARGE_BODIES = 32
-# Such a body comes along with its headers.
+# A body of this size comes along with its headers.
 _SMALL_BYTES = 8 << 10
-# Whether bodies come fast enough is judged over such a time.
+# Window over which the speed of a body is judged, in seconds.
 _WINDOW_S = 10.0
 
 
 class Place:
-    """What one body holds.
+    """The memory that one body takes.
 
     Attributes:
         sender: who sends it.
         lost: set when it has to give way.
         num_bytes: what counts for it.
-        heard_s: when enough of it came last.
+        heard_s: when a sizeable part of it last came.
     """
 
     __slots__ = ("_at_part", "heard_s", "lost", "num_bytes", "sender")
@@ -53,11 +53,11 @@ class Place:
 
 
 class Room:
-    """Bounds what unfinished bodies hold together. For one event loop.
+    """Bounds the memory that unfinished bodies take together. For one event loop.
 
-    When there is no room for more, who holds most gives way: of that sender's bodies the one with the most
-    bytes times seconds of silence. So one sender may use all of it, several have equal shares, and a body
-    that comes is not refused for those that do not.
+    When the room is full, the sender that uses most of it loses a body: the one with the most bytes times
+    seconds of silence. So one sender may use all of the room, several get equal shares, and a body that is
+    being sent is not refused because others have stalled.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -71,7 +71,7 @@ class Room:
         """Let a body in.
 
         Raises:
-            ApiError: 429, it gives way itself.
+            ApiError: 429, if this body gives way itself.
         """
         self._places[place] = None
         self.take(place, self._least)
@@ -80,7 +80,7 @@ class Room:
         """Count bytes that have come; end other bodies where there is no room for them.
 
         Raises:
-            ApiError: 429, it gives way itself.
+            ApiError: 429, if this body gives way itself.
         """
         place.grow(num_bytes, self._part)
         self._num_bytes += num_bytes
@@ -92,7 +92,7 @@ class Room:
             loser.lost.set()
 
     def leave(self, place: Place) -> None:
-        """Give back what a body holds. Idempotent."""
+        """Release a body's room. Idempotent."""
         if place in self._places:
             del self._places[place]
             self._num_bytes -= place.num_bytes
@@ -109,9 +109,9 @@ class Room:
 
 
 class Shelf:
-    """Bounds what whole bodies hold while others work on their answers. For one event loop.
+    """Bounds the memory of whole bodies while their answers are made. For one event loop.
 
-    A sender may hold as much as is left for others, so that there is always some left.
+    A sender may use as much as is left for others, so that there is always some left.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -120,10 +120,10 @@ class Shelf:
 
     @contextmanager
     def reserve(self, sender: bytes, num_bytes: int) -> Iterator[None]:
-        """Hold a body meanwhile; small ones do not count.
+        """Reserve room for a body while the context lasts; small bodies do not count.
 
         Raises:
-            ApiError: 429, the sender holds too much.
+            ApiError: 429, the sender uses too much.
         """
         counted = num_bytes if num_bytes > _UNCOUNTED_BYTES else 0
         if counted and self._bytes_of[sender] + counted > self._max_bytes - self._bytes_of.total():
@@ -146,7 +146,7 @@ class BodyReader:
         self._room = Room(config.max_body_bytes * _NUM_LARGE_BODIES)
         self._timeout_s = config.body_timeout_s
         self._bytes_per_s = config.min_body_bytes_per_s
-        # So many equal windows make up the whole time.
+        # The whole time is cut into equal windows.
         self._num_windows = math.ceil(config.body_timeout_s / _WINDOW_S)
         self._window_s = config.body_timeout_s / self._num_windows
         self._windows = Deadlines(self._window_s)
@@ -160,7 +160,7 @@ class BodyReader:
         """Return a body of JSON.
 
         Args:
-            scope: of the request, which a Door has let in; headers with names in lower case.
+            scope: the scope of a request that a Door has let in; headers with names in lower case.
             receive: gives the body's pieces.
             before_small: may refuse a request before a small body is read, which takes two changes of thread:
                 they are slow while the engine works. The client of a longer one may still be sending it, and
@@ -216,7 +216,7 @@ class BodyReader:
                 raise self._too_large()
             if not message.get("more_body", False):
                 return b"".join(pieces)
-            # What has come whole with its headers never needs room.
+            # A body that came whole with its headers needs no room.
             if pace.num_bytes != length:
                 if len(pieces) == 1:
                     self._room.enter(place)
@@ -242,7 +242,7 @@ class _Pace:
 
     Attributes:
         num_bytes: what has come.
-        number: of the deadline under way.
+        number: the number of the current deadline.
     """
 
     def __init__(self, window_bytes: float, num_windows: int) -> None:
@@ -262,7 +262,7 @@ class _Pace:
 
 
 def _check_kind(headers: Mapping[bytes, bytes]) -> None:
-    """Refuse what is no plain JSON.
+    """Refuse a body that is not plain JSON.
 
     Raises:
         ApiError: 415.

@@ -31,12 +31,12 @@ _ONCE = (
     b"origin",
     b"sec-fetch-site",
 )
-# Others than these change nothing.
+# Methods that change nothing.
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class KeyRing:
-    """The keys that clients may send."""
+    """The keys that clients may send: only their digests are kept, and comparing takes constant time."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [_digest(key.encode()) for key in keys]
@@ -56,13 +56,13 @@ class KeyRing:
             if scheme.lower() != b"bearer":
                 return None
         digest = _digest(key.strip())
-        # No early exit: how long it takes says nothing about which key came near.
+        # There is no early exit, so the time says nothing about which key was close.
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         return digest if any(matches) else None
 
 
 def isolated_salt(holder: bytes, cache_salt: str) -> str:
-    """Return a cache salt that no other key's requests have, whatever they send themselves."""
+    """Return a cache salt that requests with other keys cannot have, whichever salt they send."""
     return hmac.new(holder, cache_salt.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
 
 
@@ -88,13 +88,13 @@ class Door:
         self._ids = random.Random()
 
     def check(self, scope: Scope, path: str, headers: Headers) -> None:
-        """Let a request in, and note in its scope who asks.
+        """Let a request in, and note in its scope who sent it.
 
         Args:
             scope: gets octavo.request_id, the client's or a new one; octavo.holder, the digest of its key or
-                None; and octavo.sender, with whom the request shares what there is: key or address.
+                None; and octavo.sender, the key or address whose requests share resources.
             path: without the prefix of all routes.
-            headers: of the scope, by names in lower case.
+            headers: the scope's headers, by names in lower case.
 
         Raises:
             ApiError: 400 a header that may come once came twice, 401 no valid key, 403 another server's name,
@@ -116,9 +116,9 @@ class Door:
         scope["octavo.sender"] = scope["octavo.holder"] or _address(scope)
 
     def _check_page(self, scope: Scope, path: str, headers: Headers) -> None:
-        """Refuse pages of other origins what browsers let them ask for without seeing the answer.
+        """Refuse what browsers let pages of other origins send without seeing the answer.
 
-        Where there are keys, a page that sends one was given it; what others do is for our own page alone.
+        Where there are keys, a page that sends one was given it. /live is for our own page only.
 
         Raises:
             ApiError: 403.
@@ -169,7 +169,7 @@ def _no_key() -> ApiError:
 
 
 def _address(scope: Scope) -> bytes:
-    """Return a client's address; of IPv6 the network, in which one client may have any number."""
+    """Return a client's address; for IPv6 its network, in which a client may have any number of addresses."""
     text = str((scope.get("client") or ("",))[0])
     if ":" in text:
         with suppress(ValueError):

@@ -14,7 +14,7 @@ from octavo.server.limits import presence_of, send_body
 
 _ANTHROPIC = "/v1/messages"
 _PIECE_BYTES = 64 << 10
-# Stands for a part. JSON never holds this byte.
+# Placeholder of a part: JSON never contains this byte.
 _MARK = b"\0"
 
 
@@ -87,13 +87,13 @@ class Answer:
 
 
 class Parts:
-    """The long parts of one answer, in the order in which they occur in it."""
+    """The long parts of one answer, in order; each is written only while it is sent."""
 
     def __init__(self) -> None:
         self._parts: list[Iterator[bytes]] = []
 
     def later(self, values: Iterable[Any]) -> Any:
-        """Return what stands for a list in a struct; its values are made and encoded when they are sent."""
+        """Return a placeholder for a list in a struct; its values are made and encoded when they are sent."""
         self._parts.append(_array(values))
         return msgspec.Raw(_MARK)
 

@@ -93,7 +93,7 @@ def occupied_states(pool: BlockPool, step: int) -> list[int]:
 
     Args:
         pool: nobody may change it during the call.
-        step: of its sampled states.
+        step: the step of its sampled states.
 
     Returns:
         The states; none if nothing is sampled, or if blocks behind MAX_CELLS are occupied.

@@ -137,7 +137,7 @@ class EngineLoop:
             request_id: unique among unfinished requests.
             cache_salt: requests share cached prefixes only with equal salts.
             priority: of requests that wait, lower numbers are admitted first.
-            read_along: somebody reads the tokens as they come.
+            read_along: whether the tokens are read as they come.
 
         Raises:
             PromptError, SamplingParamsError, InvalidArgumentError: as Engine.add_request.

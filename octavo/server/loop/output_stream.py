@@ -1,6 +1,6 @@
 """One request's output, read on an asyncio event loop while the engine's thread writes it.
 
-Nothing is kept for readers: new text is cut from the output when somebody asks (outputs.DeltaReader). So a
+Nothing is kept for readers: new text is cut from the output when it is read (outputs.DeltaReader). So a
 reader that is slow, or never comes, costs no memory. Waiting readers are called one after the other, without
 a task or a future for each:
 
@@ -55,7 +55,7 @@ class Readers:
             self._plan_wake()
 
     def forget(self, stream: "Stream") -> None:
-        """Remove a stream that waits no longer."""
+        """Remove a stream that no longer waits."""
         self._waiting.pop(stream, None)
 
     def _plan_wake(self) -> bool:

@@ -85,7 +85,7 @@ class LoopStats:
         num_leaked_blocks: blocks of the KV cache that were held when no request was left.
         first_token_s: from `submit` to the first token.
         inter_token_s: between a completion's tokens, one observation per token but those read with the first.
-        queue_s: from `submit` until the first token is scheduled; of requests that ended, like all below.
+        queue_s: from `submit` until the first token is scheduled; for requests that ended, like all below.
         prefill_s: from there to the first token.
         decode_s: from the first token to the end.
         e2e_s: from `submit` to the end.

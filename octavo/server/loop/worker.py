@@ -33,7 +33,7 @@ class Worker:
     Attributes:
         engine: the engine, once `loaded` is done without an error.
         loaded: done when the engine is ready, or will never be.
-        is_loaded: the same for who asks often: a future takes a lock to tell.
+        is_loaded: the same, without the lock that a future takes.
         error: why the engine is dead, else None.
         finished: what is counted of requests that ended.
         engine_stats: the engine's counters as of at most 0.1 s ago.
@@ -123,7 +123,7 @@ class Worker:
             while not self._is_stopped:
                 self._turn()
         except BaseException as error:
-            # Who starts the server is told why there is no engine.
+            # The caller that starts the server reports why there is no engine.
             if self.is_loaded or not isinstance(error, OctavoError):
                 logger.critical("the engine is dead", exc_info=error)
             self._die(error)
@@ -168,7 +168,7 @@ class Worker:
                 self._news.wait(seconds)
 
     def _take(self) -> None:
-        """Give the engine what has come, and abort what nobody needs."""
+        """Pass new jobs to the engine, and abort those that nobody needs."""
         until = time.monotonic() + _TAKE_S
         while self._mail and (not self._active or time.monotonic() < until):
             item = self._mail.popleft()

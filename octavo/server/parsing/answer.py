@@ -15,7 +15,7 @@ class ReasoningReader:
     """
 
     def __init__(self, begin: str, end: str, *, has_begun: bool) -> None:
-        """Begin at an answer's beginning.
+        """Start at the beginning of an answer.
 
         Args:
             begin: opens the reasoning.
@@ -113,7 +113,7 @@ class AnswerReader:
     """Divides one answer by markers in its text."""
 
     def __init__(self, reasoning: ReasoningReader | None, calls: CallReader | None) -> None:
-        """Begin at an answer's beginning.
+        """Start at the beginning of an answer.
 
         Args:
             reasoning: divides reasoning from the rest; None: there is none.
@@ -128,7 +128,7 @@ class AnswerReader:
         return self._calls.num_calls if self._calls is not None else 0
 
     def feed(self, text: str, token_ids: Sequence[int] = ()) -> list[Piece]:
-        """Take the next characters, whatever tokens they are of; return what is certain by now."""
+        """Take the next characters, whichever tokens they belong to; return what is certain by now."""
         if self._reasoning is None:
             return self._content(text)
         return self._divided(self._reasoning.feed(text))
@@ -161,7 +161,7 @@ class Call:
     """A complete tool call.
 
     Attributes:
-        id: new.
+        id: made for this call.
         name: the function's.
         arguments: a JSON object, as the model wrote it.
     """

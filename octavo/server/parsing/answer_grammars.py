@@ -27,7 +27,7 @@ from octavo.tokenizer import Tokenizer
 ConstrainedFunction = tuple[str, Mapping[str, Any] | None]
 """A function's name and the schema that holds for its arguments; None: any object."""
 
-# How an object begins that may be a call without a marker; see LlamaReader. Spaces are Python's.
+# The beginning of an object that may be a call without a marker; see LlamaReader. White space is Python's.
 _SPACES = r"[\s\x1c-\x1f\x85]*"
 _BEGINS_LIKE_A_CALL = (
     rf' & ~/{_SPACES}\{{{_SPACES}"(name"|type"|id"|arguments"|parameters"|[^"\\]*\\)(?s:.*)/'
@@ -61,13 +61,13 @@ class GrammarWriter:
             content: a form that content may have; not a Lark grammar.
             reasoning: markers of reasoning that may come first.
             has_begun: the prompt opened the reasoning, so it must come first.
-            free: the format of calls that any text may come before; they need not come.
+            free: format of calls that may follow any text, and need not come.
         """
         rules, bodies = [], []
         if calls is not None:
             rules.append(calls)
             bodies.append("calls" if free is None else "free")
-            # A lexer follows one way: where reasoning may come first, no other text begins like it.
+            # A lexer follows a single path: where reasoning may come first, no other text may begin like it.
             opened = "" if reasoning is None or has_begun else reasoning[0]
             rules += [] if free is None else self._free(free, opened)
         if content is not None:
@@ -88,7 +88,7 @@ class GrammarWriter:
     def calls(self, form: CallFormat, functions: Sequence[ConstrainedFunction], *, parallel: bool) -> str:
         """Return rules for one call or more of these functions, in a model's own format.
 
-        `calls` is all of it, `rest` what follows the trigger of the first one.
+        The rule `calls` is all of it; `rest` is what follows the trigger of the first call.
 
         Raises:
             StructuredOutputError: the format cannot express a schema.
@@ -111,8 +111,8 @@ class GrammarWriter:
         """Return rules of any text, in which nothing but calls follows the trigger.
 
         Args:
-            form: of the calls.
-            opened: what the text does not begin with.
+            form: format of the calls.
+            opened: how the text may not begin.
         """
         special = self.special_id(form.trigger)
         text = ANY_TEXT + (_BEGINS_LIKE_A_CALL if form.is_bare else "")
@@ -177,7 +177,7 @@ def harmony_grammar(
         functions: what may be called.
         must_call: one of them must be called.
         content: a form of the last message; not a Lark grammar. None: any text.
-        channel: of the message that the prompt left open.
+        channel: that of the message the prompt left open, if any.
 
     Raises:
         StructuredOutputError: a call must follow, but the prompt has begun the last message.

@@ -39,14 +39,14 @@ class CallFormat:
 
     Attributes:
         new_reader: returns a reader for one answer, given the names of functions that may be called.
-        trigger: where it stands in an answer, a call has begun.
-        begin: stands before a call, or before all of them.
-        end: stands after it.
-        arguments_key: names the arguments; None: name and arguments stand in a row, with [ARGS] between.
-        separator: stands between calls.
-        is_list: all calls are one list.
+        trigger: the text at which a call begins.
+        begin: text before a call, or before all of them.
+        end: text after a call.
+        arguments_key: key of the arguments; None: they follow the name, after [ARGS].
+        separator: text between calls.
+        is_list: all calls form one JSON list.
         markers: texts that may be special tokens.
-        is_bare: an answer that begins as a call does is one, without any marker.
+        is_bare: an answer that begins like a call is one, even without a marker.
     """
 
     new_reader: Callable[[Set[str]], CallReader]
@@ -64,7 +64,7 @@ class CallFormat:
         return self.new_reader(frozenset(name for name, _ in functions))
 
     def written(self, calls: Iterable[tuple[str, object]]) -> str:
-        """Return calls, of names and arguments, as the model would write them."""
+        """Return calls, given as names and arguments, as the model would write them."""
         body = self.separator.join(self._written(name, arguments) for name, arguments in calls)
         return f"{self.begin}[{body}]" if self.is_list else body
 
@@ -78,7 +78,7 @@ class CallFormat:
 
 @dataclass(frozen=True, slots=True)
 class XmlFormat(CallFormat):
-    """Calls whose arguments are texts between XML's tags."""
+    """Calls whose arguments are texts between XML tags."""
 
     def reader(self, functions: Sequence[Function]) -> CallReader:
         """Return a reader for one answer, which makes JSON of arguments by their schemas."""
@@ -138,6 +138,8 @@ def described(
 ) -> list[dict[str, Any]]:
     """Return messages that say in plain text what tools there are, what was called and what came back.
 
+    This is for models whose chat template does not show tools.
+
     Args:
         messages: checked ones (tokenizer/messages.py): contents are texts, arguments are objects.
         tools: what may be called.
@@ -165,7 +167,7 @@ def described(
 
 
 def _add_result(plain: list[dict[str, Any]], message: Mapping[str, Any], *, joins: bool) -> None:
-    """Add a result as the user's. Those of one turn join: many templates want turns to alternate."""
+    """Add a result as a user's message. Results of one turn are joined: templates want turns to alternate."""
     text = f"<tool_response>\n{message['content']}\n</tool_response>"
     if joins:
         plain[-1]["content"] += f"\n{text}"

@@ -40,7 +40,11 @@ _XML = ("<tool_call>", "<function=", "<parameter=")
 
 
 def read_response_template(spec: Mapping[str, Any]) -> tuple[_Markers | None, _Markers | None]:
-    """Return the markers of tool calls and of reasoning; None: the template has no such field.
+    """Return the markers of tool calls and of reasoning in a response_template; None if they are missing.
+
+    The template is a checkpoint's, as transformers 5 defines it. What is read of it: literal markers, `\\s*`
+    before one, text for reasoning and content, and calls of {"name": ..., "arguments": ...}. Whatever else it
+    asks for is refused by name.
 
     Raises:
         UnsupportedModelError: the template asks for what is not supported; the message names it.
@@ -127,8 +131,8 @@ class ModelFormats:
     """What a model writes.
 
     Attributes:
-        calls: how it calls tools; None: nobody knows, or in harmony.
-        why_no_calls: why nobody knows.
+        calls: the format of its tool calls; None: unknown, or harmony.
+        why_no_calls: why the format is unknown.
         reasoning: the markers of its reasoning, if it reasons.
         shows_tools: its chat template shows tools and calls to it.
         harmony: it writes harmony.
@@ -142,7 +146,7 @@ class ModelFormats:
 
     @property
     def can_call(self) -> bool:
-        """Its calls can be read."""
+        """Whether its calls can be read."""
         return self.calls is not None or (self.harmony is not None and self.harmony.calls)
 
 
@@ -223,7 +227,7 @@ def _detected(source: str, shows_tools: bool) -> CallFormat | None:
     if _is_harmony(source):
         return None
     if not shows_tools:
-        # Tools are described in a message then, in the commonest format.
+        # Tools are described in a message then, and calls have the commonest format.
         return hermes()
     if "[TOOL_CALLS]" in source:
         return _by_name("mistral", source)

@@ -16,10 +16,10 @@ END, RETURN, CALL = "<|end|>", "<|return|>", "<|call|>"
 
 _CHANNELS = ("analysis", "commentary", "final")
 _FUNCTIONS = "functions."
-# A header is short. More than this is text.
+# Headers are short: anything longer is text.
 _MAX_CHARS = 256
 _MAX_WORDS = 3
-# The beginning of arguments, where a token that should divide them from the header is missing.
+# Arguments begin with one of these, if the token is missing that should separate them from the header.
 _NO_HEADER = re.compile(r'[\n{}"]')
 
 
@@ -30,7 +30,7 @@ class Harmony:
     Attributes:
         tokenizer: the model's.
         ids: those of the special tokens, by their pieces.
-        pieces: the other way round.
+        pieces: the pieces by their ids.
     """
 
     tokenizer: Tokenizer
@@ -39,7 +39,7 @@ class Harmony:
 
 
 def harmony_of(tokenizer: Tokenizer) -> Harmony | None:
-    """Return what a model writes harmony with; None: its vocabulary lacks a special token."""
+    """Return a model's harmony tokens, or None if its vocabulary lacks one."""
     ids: dict[str, int] = {}
     for piece in (START, CHANNEL, CONSTRAIN, MESSAGE, END, RETURN, CALL):
         found = tokenizer.encode(piece, add_special_tokens=False)
@@ -50,7 +50,7 @@ def harmony_of(tokenizer: Tokenizer) -> Harmony | None:
 
 
 def open_channel(prompt: str) -> str | None:
-    """Return the channel of the message that a prompt leaves open, as one does that is continued."""
+    """Return the channel of the message the prompt leaves open, as when an answer is being continued."""
     _, _, message = prompt.rpartition(START)
     header, opened, _ = message.partition(MESSAGE)
     if not opened or any(end in message for end in (END, RETURN, CALL)):
@@ -65,7 +65,7 @@ def shown_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
         messages: checked ones (tokenizer/messages.py).
     """
     shown: list[dict[str, Any]] = []
-    # Further calls of one message, by their ids; each comes before its result.
+    # Further calls of one message, by their ids; each is shown just before its result.
     later: dict[str, dict[str, Any]] = {}
     for message in messages:
         if message["role"] == "tool":
@@ -84,20 +84,20 @@ def _with_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shown(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one message. Templates have one place for what comes before a call."""
+    """Convert one message. Templates have a single place for the text before a call."""
     shown = {name: value for name, value in message.items() if name != "reasoning_content"}
     thinking = message.get("reasoning_content")
     if shown.get("tool_calls"):
         shown["tool_calls"] = shown["tool_calls"][:1]
         if thinking is not None and shown["content"]:
             thinking = f"{thinking}\n{shown['content']}"
-        # Templates look for markup in it, which null cannot hold.
+        # Templates search it for markup, and fail for null.
         shown["content"] = "" if thinking is not None else shown["content"] or ""
     return shown if thinking is None else shown | {"thinking": thinking}
 
 
 class Header:
-    """What stands before a message: who speaks to whom, the channel, and what the text is.
+    """The header of a message: who speaks to whom, the channel, and the kind of text.
 
     Attributes:
         channel: its name; empty: none.
@@ -127,7 +127,7 @@ class Header:
         self._texts[piece] = ""
 
     def add(self, text: str) -> bool:
-        """Take more text; return whether it can be a header still."""
+        """Take more text; return whether it can still be a header."""
         self._written.append(text)
         self._texts[self._part] += text
         found = self._texts[self._part]
@@ -136,14 +136,14 @@ class Header:
         return self.is_marked or _is_role(found)
 
     def function(self) -> str | None:
-        """Return the name of the function that the message is for; None: for nobody, or for several."""
+        """Return the function that the message is addressed to; None if there is none, or several."""
         words = " ".join(self._texts.values()).split()
         found = {word.removeprefix("to=") for word in words if word.startswith("to=")}
         name = found.pop() if len(found) == 1 else ""
         return name.removeprefix(_FUNCTIONS) if name.startswith(_FUNCTIONS) else None
 
     def is_empty(self) -> bool:
-        """Return whether nothing is lost without it: it says a role and a channel, or begins to."""
+        """Return whether it can be dropped: it names only a role and a channel, or begins to."""
         if not self.is_marked:
             return not self.text
         channel = self.channel

@@ -5,7 +5,7 @@ Only tokens are markup. The same characters in ordinary tokens are text:
     token ids   [ <|channel|> ] [ anal ] [ ysis ] [ <|message|> ] [ 2+2 ]
     text         released by the engine, perhaps later: marks say where in it special tokens stand
 
-Whatever the order of tokens is, there is an answer. What belongs nowhere is content.
+Any order of tokens gives an answer. Text that belongs nowhere is content.
 """
 
 import secrets
@@ -44,13 +44,13 @@ class HarmonyReader:
         shows_reasoning: bool = True,
         channel: str | None = None,
     ) -> None:
-        """Begin at an answer's beginning.
+        """Start at the beginning of an answer.
 
         Args:
             harmony: the model's special tokens.
             names: functions that may be called; none: calls are content.
             shows_reasoning: the channel of analysis is reasoning, not content.
-            channel: of the message that the prompt left open.
+            channel: that of the message the prompt left open, if any.
         """
         self.num_calls = 0
         self._pieces_of = harmony.pieces
@@ -63,11 +63,11 @@ class HarmonyReader:
         self._names = names
         self._shows_reasoning = shows_reasoning
         self._pieces: list[Piece] = []
-        # These belong to the message under way; while there is no header it is in its body.
+        # State of the message that is being read; without a header, its body is being read.
         self._header: Header | None = Header()
         self._kind: Literal["reasoning", "content", "call", "settling"] = "content"
         self._call: CallObject | None = None
-        # What was written after the object of a call that is not settled.
+        # Text after the object of a call that is not settled yet.
         self._after: list[str] = []
         self._has_extra = False
         self._is_first = True
@@ -85,7 +85,7 @@ class HarmonyReader:
 
         Args:
             text: what the engine has released. It may lag behind the tokens, and end before them.
-            token_ids: all that the text is of, special ones included.
+            token_ids: all new tokens of the answer, special ones included.
         """
         self._note(token_ids)
         self._text, self._at = self._text[self._at :] + text, 0
@@ -102,7 +102,7 @@ class HarmonyReader:
     def finish(self) -> list[Piece]:
         """Return what was held back when the answer has ended. A call that is not complete is content."""
         if self._marks and self._marks[0][0] == self._num_read:
-            # The token that ended the answer; the engine leaves out its text.
+            # This token ended the answer; the engine leaves out its text.
             self._mark(self._marks[0][2])
         self._end_message(is_whole=False)
         return self._pieces
@@ -125,7 +125,7 @@ class HarmonyReader:
         elif not self._header.add(text):
             text = self._header.text
             if text.lstrip().startswith("{"):
-                # These are the arguments of a call that was empty so far: it is none.
+                # These are the misplaced arguments of a call that seemed empty: it is no call.
                 self._call = None
             self._open("", None)
             self._say(text)
@@ -135,7 +135,7 @@ class HarmonyReader:
         self._num_read = end
 
     def _mark(self, piece: str) -> None:
-        """Read a special token; one that cannot stand here says nothing."""
+        """Read a special token; one that cannot stand here is ignored."""
         if piece == MESSAGE:
             if self._header is not None:
                 self._open(self._header.channel, self._header.function())
@@ -151,7 +151,7 @@ class HarmonyReader:
     def _open(self, channel: str, function: str | None) -> None:
         """Begin a message's body."""
         if self._call is not None:
-            self._tell(self._call)
+            self._yield_call(self._call)
         self._header, self._call, self._is_first = None, None, True
         if function in self._names:
             self._kind, self._call = "call", CallObject(function)
@@ -172,12 +172,12 @@ class HarmonyReader:
             self._open("", None)
             self._say(text)
         elif call is not None and is_whole and not call.has_begun:
-            # A call without arguments, unless these follow behind the token: then it is misplaced.
+            # A call without arguments, unless they follow after the token, which is misplaced then.
             call.feed("{}", 0)
             self._header, self._kind = Header(), "settling"
             return
         elif call is not None and call.is_complete:
-            self._tell(call)
+            self._yield_call(call)
         elif call is not None:
             self._give_up(call, call.raw)
         self._header, self._call = Header(), None
@@ -189,7 +189,7 @@ class HarmonyReader:
         elif self._kind == "settling":
             self._settle(text)
         else:
-            # Messages of a kind are lines.
+            # Messages of the same kind are separated by line feeds.
             separator = "\n" if self._is_first and self._kind in self._said else ""
             self._said.add(self._kind)
             self._is_first = False
@@ -224,19 +224,19 @@ class HarmonyReader:
                 self._give_up(call, call.raw + "".join(self._after) + text)
                 return
             elif not character.isspace():
-                self._tell(call)
+                self._yield_call(call)
                 self._kind = "content"
                 self._say(text[position:])
                 return
         self._after.append(text)
 
-    def _tell(self, call: CallObject) -> None:
+    def _yield_call(self, call: CallObject) -> None:
         self._pieces += call.news()
         self.num_calls += 1
         self._call = None
 
     def _give_up(self, call: CallObject, text: str) -> None:
-        """What was written of a call is content."""
+        """Yield the text of a broken call as content."""
         if text:
             self._pieces.append(Piece(call.kind_of_rest, text))
             self._said.add("content")

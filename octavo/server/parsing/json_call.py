@@ -15,18 +15,18 @@ from octavo.server.parsing.piece import CallBody
 from octavo.tokenizer.messages import MAX_DEPTH
 
 OUTSIDE = re.compile(r"[^-+.0-9A-Za-z \t\r\n]")
-"""What ends a number or a name outside strings: JSON's marks, and whatever is not JSON's."""
+"""Matches what ends a number or a name outside strings: JSON's punctuation, and anything that is not JSON."""
 
 _SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null")
-# The beginning of one.
+# The beginning of a scalar.
 _BEGUN = re.compile(
     r"-?|-?(?:0|[1-9][0-9]*)(?:\.[0-9]*|(?:\.[0-9]+)?[eE][-+]?[0-9]*)?"
     r"|t(?:r(?:ue?)?)?|f(?:a(?:l(?:se?)?)?)?|n(?:u(?:ll?)?)?"
 )
-# Longer numbers are nothing that a reader takes.
+# No reader takes longer numbers.
 _MAX_SCALAR_CHARS = 1024
 _SPACE = " \t\r\n"
-# Marks that may come next. A scalar may, too, where a value or an item may.
+# Punctuation that may come next. Where a value or an item may come, a scalar may come as well.
 _VALUE, _ITEM, _KEY, _FIRST_KEY = '"{[', '"{[]', '"', '"}'
 _OPENED = {"{": (_FIRST_KEY, "}"), "[": (_ITEM, "]")}
 MAX_CALL_DEPTH = MAX_DEPTH - 4
@@ -41,13 +41,13 @@ _KEYS = frozenset({"name", "type", "id", *_ARGUMENTS})
 
 
 class JsonSyntax:
-    """What may come next in a JSON value; strings' inner characters are not its concern."""
+    """Knows what may come next in a JSON value; it ignores the characters inside strings."""
 
     def __init__(self, max_depth: int) -> None:
-        """Begin before the value, which is at most so many objects and arrays deep."""
+        """Start before the value, which may nest at most `max_depth` objects and arrays."""
         self._max_depth = max_depth
         self._closers: list[str] = []
-        # A number or a name under way, with one space after it if any follows.
+        # A number or a name that is being read, with one space after it if any follows.
         self._scalar = ""
         self._next = _VALUE
 
@@ -61,7 +61,7 @@ class JsonSyntax:
 
         Args:
             between: characters that OUTSIDE does not match.
-            mark: the one after them, or nothing if there is no more text yet.
+            mark: the punctuation after them, or empty if there is no more text yet.
         """
         if between:
             self._add(between)
@@ -115,8 +115,8 @@ class CallObject(CallBody):
 
         Args:
             name: the function's, if the object holds its arguments alone.
-            known: it is a call only if it has arguments and one of these names. None: any name will do, and
-                arguments that are left out are {}.
+            known: names, of which a call must have one, with arguments. None: any name will do, and missing
+                arguments are {}.
         """
         super().__init__(name)
         self._is_bare = name is not None
@@ -124,7 +124,7 @@ class CallObject(CallBody):
         self._syntax = JsonSyntax(MAX_CALL_DEPTH)
         self._in_string = self._is_escaped = False
         self._num_hex = 0
-        # These belong to the member under way.
+        # State of the member that is being read.
         self._key: str | None = None
         self._keys: set[str] = set()
         self._string: list[str] | None = None
@@ -145,7 +145,7 @@ class CallObject(CallBody):
         return position
 
     def _look(self, text: str, position: int) -> tuple[int, str]:
-        """Return where the next mark ends, and the mark; it is nothing where there is none."""
+        """Return where the next mark ends, and the mark; the mark is empty if there is none."""
         if self._is_escaped or self._num_hex:
             return position + 1, text[position]
         found = (_IN_STRING if self._in_string else OUTSIDE).search(text, position)
@@ -236,7 +236,7 @@ class CallObject(CallBody):
         if not self._is_bare:
             arguments = [found[key] for key in _ARGUMENTS if key in found]
             self.is_broken |= not (isinstance(found.get("name"), str) and found["name"].strip())
-            # Models write null where there is nothing to say.
+            # Models write null when there is nothing to say.
             self.is_broken |= any(not isinstance(value, dict | None) for value in arguments)
             self.is_broken |= self._known is not None and not arguments
             if not self.has_arguments:

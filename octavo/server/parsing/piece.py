@@ -11,9 +11,9 @@ class Piece:
 
     Attributes:
         kind: "reasoning" and "content" are text to show. "call" begins a tool call, "arguments" continues it,
-            "complete" ends it. "broken" means that the call which has begun is none after all.
-        text: of reasoning, content and arguments, the next characters; of "call" the function's name; of
-            "complete" nothing; of "broken" all that was written since the call's marker, which is content.
+            "complete" ends it. "broken" means that what began as a call is none.
+        text: the next characters of reasoning, content and arguments; for "call" the function's name; for
+            "complete" nothing; for "broken" everything since the call's marker, which is content.
     """
 
     kind: Literal["reasoning", "content", "call", "arguments", "complete", "broken"]
@@ -29,7 +29,7 @@ def partial_marker(text: str, marker: str) -> int:
 
 
 def marker_at(text: str, at: int, markers: Iterable[str]) -> str | None:
-    """Return which marker stands at a position; an empty text: none; None: more text is needed to know."""
+    """Return the marker at a position, an empty text for none, or None if more text is needed to know."""
     found = ""
     for marker in markers:
         if text.startswith(marker, at):
@@ -50,13 +50,13 @@ class CallBody:
     """
 
     def __init__(self, name: str | None = None) -> None:
-        """Begin after the opening marker; `name` is the function's if it is known already."""
+        """Start after the opening marker; `name` is the function's, if it is known already."""
         self.name = name
         self.has_arguments = self.is_complete = self.is_broken = False
         self._is_announced = False
         self._raw: list[str] = []
-        # What is new in the arguments. Their last brace comes when the call is complete, and not before: so
-        # the arguments of a call that breaks off are never a whole object.
+        # New text of the arguments. Their last brace comes only when the call is complete, so the arguments
+        # of a call that breaks off are never a whole object.
         self._arguments: list[str] = []
 
     @property
@@ -88,5 +88,5 @@ class CallBody:
 
     @property
     def kind_of_rest(self) -> Literal["content", "broken"]:
-        """What all that was written since its marker is if it never becomes a call."""
+        """How everything since its marker counts if it never becomes a call."""
         return "broken" if self._is_announced else "content"

@@ -2,8 +2,8 @@
 
     f> ── <parameter= ──► key> ──► value ── </parameter> ──► ... ── </function>
 
-Tags are literal: nothing in a value is markup but its end. But a call whose tags are not all in their
-places is none, unless only a last one is missing: no value ever holds what stands in another parameter.
+Tags are literal: the only markup in a value is its end tag. A call whose tags are misplaced is no call,
+unless only the last tag is missing; so no value ever contains another parameter.
 """
 
 import json
@@ -28,15 +28,15 @@ _NAME = re.compile(r"[^<>\n]{0,256}")
 
 
 class XmlCall(CallBody):
-    """What stands between <function= and </function>.
+    """A call from <function= to </function>.
 
-    Values are texts. One whose parameter's schema asks for a string stays as it is, without one line feed
-    at each end, and is yielded as it comes; others are read as JSON when they have ended.
+    Values are texts. A string parameter is streamed as is, minus one leading and one trailing newline; others
+    are read as JSON when they have ended.
 
     Attributes:
         is_opened: <tool_call> stands before it.
         is_closed: </tool_call> ended it, as </function> was left out.
-        holds_tags: a value holds tags of calls, so that the call's own must all be there.
+        holds_tags: a value contains tags of calls, so none of the call's own may be missing.
     """
 
     def __init__(self, functions: Mapping[str, Mapping[str, Any]], *, is_opened: bool) -> None:
@@ -52,7 +52,7 @@ class XmlCall(CallBody):
         self._functions = functions
         self._text, self._at = "", 0
         self._state: Callable[[], bool] = self._naming
-        # These belong to the parameter under way.
+        # State of the parameter that is being read.
         self._key = ""
         self._keys: set[str] = set()
         self._kind = ValueKind(None, frozenset())
@@ -75,7 +75,7 @@ class XmlCall(CallBody):
         return name is not None
 
     def _between(self) -> bool:
-        """Look for the next parameter or the end. The function's tag may stand there twice."""
+        """Look for the next parameter or the end. The function's tag may be repeated there."""
         space = _SPACE.match(self._text, self._at)
         assert space is not None
         self._at = space.end()
@@ -115,7 +115,7 @@ class XmlCall(CallBody):
         return True
 
     def _in_value(self) -> bool:
-        """Read a value; all but what may be its end is certain."""
+        """Read a value, up to what may be its end tag."""
         begin, at = self._at, self._text.find(END_PARAMETER, self._at)
         if at < 0:
             rest = self._text[begin:]
@@ -135,7 +135,7 @@ class XmlCall(CallBody):
         text = value.removeprefix("\n").removesuffix("\n")
         written = '"' if self._kind.is_text else self._kind.as_json(text)
         self._arguments.append(written)
-        # What is JSON is whole. A text may speak of tags only where texts are allowed.
+        # Valid JSON is complete. A string may mention tags only where strings are allowed.
         if written.startswith('"'):
             has_tags = holds_tags(value)
             self.holds_tags |= has_tags
@@ -152,7 +152,7 @@ class XmlCall(CallBody):
             self._arguments += [json.dumps(text, ensure_ascii=False)[1:-1]] if text else []
 
     def _name(self) -> str | None:
-        """Take a name up to its bracket; None: more text is needed, or it is none."""
+        """Take a name up to its bracket; None if more text is needed, or if it is no name."""
         found = _NAME.match(self._text, self._at)
         assert found is not None
         following = self._text[found.end() : found.end() + 1]

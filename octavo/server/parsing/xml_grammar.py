@@ -1,4 +1,4 @@
-"""Rules of the parameters of one call in Qwen3-Coder's XML: what a schema allows, and the reader reads so."""
+"""Rules for the parameters of a call in Qwen3-Coder's XML: what a schema allows and the reader reads back."""
 
 import json
 import re
@@ -38,10 +38,10 @@ def parameter_rules(rule: str, schema: Mapping[str, Any] | None) -> list[str]:
 
     Args:
         rule: the name of the first rule.
-        schema: of the arguments; None: any.
+        schema: that of the arguments; None: any arguments.
 
     Raises:
-        StructuredOutputError: the schema says what texts between tags cannot be held to.
+        StructuredOutputError: the schema says what text between tags cannot express.
     """
     if schema is None:
         body = f'{json.dumps(PARAMETER)} /[^<>\\n]{{1,256}}/ ">" {rule}_text "\\n"'
@@ -61,7 +61,7 @@ def parameter_rules(rule: str, schema: Mapping[str, Any] | None) -> list[str]:
 
 
 def _value_rules(rule: str, schema: object, root: Mapping[str, Any]) -> list[str]:
-    """Return rules of one value, with what stands around it."""
+    """Return the rules of one value and of the text around it."""
     for _ in range(_MAX_REFERENCES):
         if isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str):
             _check(schema, _SAYS_NOTHING | {"$ref"})
@@ -90,7 +90,7 @@ def _value_rules(rule: str, schema: object, root: Mapping[str, Any]) -> list[str
 
 
 def _choice_rule(rule: str, values: list[Any], kind: ValueKind) -> str:
-    """Return a rule of one of several values, which must be read as what they are."""
+    """Return a rule of one of several values, each of which must be read back as itself."""
     texts = []
     for value in values:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -109,7 +109,7 @@ def _text_rule(rule: str, terminal: str) -> str:
 
 
 def _terminal(schema: Mapping[str, Any]) -> str:
-    """Return a terminal of a text by its schema, with a line feed at each end if anything bounds it."""
+    """Return a terminal for a string by its schema, with a line feed at each end if the schema bounds it."""
     bounds = []
     if "minLength" in schema or "maxLength" in schema:
         least, most = _a(int, schema, "minLength") or 0, _a(int, schema, "maxLength")
@@ -128,7 +128,7 @@ def _terminal(schema: Mapping[str, Any]) -> str:
 
 
 def _check_union(schema: Mapping[str, Any], root: Mapping[str, Any]) -> None:
-    """Check that any text is a value: a text, or whatever else it says."""
+    """Check that the schema allows any text: as a string, or as the value that it spells."""
     waiting: list[object] = [schema]
     seen: set[int] = set()
     while waiting:
@@ -145,7 +145,7 @@ def _check_union(schema: Mapping[str, Any], root: Mapping[str, Any]) -> None:
 
 
 def _a(kind: type[Kind], schema: Mapping[str, Any], key: str) -> Kind | None:
-    """Return a keyword's value, which must be of a kind; None: it is not there."""
+    """Return a keyword's value, its type checked; None if the keyword is missing."""
     value = schema.get(key)
     if value is not None and type(value) is not kind:
         _refuse(f"{key!r} of type {type(value).__name__}")

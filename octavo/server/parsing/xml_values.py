@@ -19,13 +19,13 @@ INNER_TAGS = (PARAMETER, END_PARAMETER, END_FUNCTION)
 _OUTER_TAGS = (TOOL_CALL, END_TOOL_CALL, FUNCTION, END_FUNCTION)
 _PARAMETER = re.compile(r"(<function=[^<>\n]{1,256}>\s*)?<parameter=([^<>\n]{1,256})>")
 Types = frozenset[str]
-"""Names of types. Who may write a number may write an integer."""
+"""Names of types. Where a number is allowed, an integer is."""
 
 _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
 _UNIONS = ("anyOf", "oneOf")
-# Deeper schemas, which references make, are taken to allow anything.
+# Schemas that references make deeper count as allowing anything.
 _MAX_DEPTH = 64
-# Templates write Python's names of these.
+# Templates write these by their Python names.
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -37,8 +37,8 @@ def holds_tags(value: str) -> bool:
 def lacks_its_end(value: str, key: str, keys: Set[str]) -> bool:
     """Return whether another parameter seems to begin within a value, so that the value's own end is missing.
 
-    A text may speak of a parameter that the call has already, as no call has one twice; but not where its tag
-    would stand if it was written twice.
+    A text may mention a parameter that the call already has, as no call has one twice; but not at the place
+    where a repeated tag would stand.
 
     Args:
         value: all that stands between the parameter's tags.
@@ -59,8 +59,8 @@ class ValueKind:
     """What a parameter's schema says about its values.
 
     Attributes:
-        types: that they may have; None: any.
-        texts: strings that the schema names one by one.
+        types: the allowed ones; None: any.
+        texts: strings that the schema lists.
     """
 
     types: Types | None
@@ -73,7 +73,7 @@ class ValueKind:
 
     @classmethod
     def of_parameter(cls, parameters: Mapping[str, Any], name: str) -> "ValueKind":
-        """Return what the schema of all parameters says about one. Those that no schema names are texts."""
+        """Return what the schema of all parameters says about one; one that it lacks is a string."""
         for part in _parts(parameters, parameters, ("allOf",)):
             properties = part.get("properties")
             if isinstance(properties, Mapping) and name in properties:
@@ -82,16 +82,16 @@ class ValueKind:
 
     @property
     def is_text(self) -> bool:
-        """Only strings are allowed."""
+        """Whether only strings are allowed."""
         return self.types == {"string"}
 
     @property
     def may_be_text(self) -> bool:
-        """Strings are allowed."""
+        """Whether strings are allowed."""
         return self.types is None or "string" in self.types
 
     def as_json(self, text: str) -> str:
-        """Return a plain text as JSON, as `as_json` does."""
+        """Return a plain text as JSON; see the function `as_json`."""
         return json.dumps(text, ensure_ascii=False) if text in self.texts else as_json(text, self.types)
 
 
@@ -99,14 +99,14 @@ def types_of(schema: object, root: Mapping[str, Any]) -> Types | None:
     """Return the names of the types that a schema allows; None: any.
 
     Args:
-        schema: of one value.
-        root: what references begin at.
+        schema: that of one value.
+        root: the schema at which references begin.
     """
     return _Types(root).of(schema)
 
 
 class _Types:
-    """Finds the types of schemas, of each one once: many may refer to the same one, or to themselves."""
+    """Finds the types of schemas, each only once: many may refer to the same one, or to themselves."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
@@ -149,7 +149,7 @@ def _texts_of(schema: object, root: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _parts(schema: object, root: Mapping[str, Any], keys: tuple[str, ...]) -> Iterator[Mapping[str, Any]]:
-    """Yield a schema, what it refers to, and its members under these keys, of each one once."""
+    """Yield a schema, what it refers to, and its members under these keys, each only once."""
     seen: set[int] = set()
     waiting = [schema]
     while waiting:
@@ -164,7 +164,7 @@ def _parts(schema: object, root: Mapping[str, Any], keys: tuple[str, ...]) -> It
 
 
 def referred(reference: str, root: Mapping[str, Any]) -> object:
-    """Return what a local reference such as #/$defs/city points to; None: nothing that is there."""
+    """Return what a local reference such as #/$defs/city points to; None if it points to nothing."""
     place: object = root
     for key in reference.removeprefix("#").split("/")[1:]:
         place = place.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(place, Mapping) else None
@@ -192,7 +192,7 @@ def as_json(text: str, types: Types | None) -> str:
     kind = kind_of(found)
     is_allowed = types is None or kind in types
     is_allowed |= kind == "number" and types is not None and "integer" in types and found.is_integer()
-    # Quotes of a string are the string's own.
+    # A string in quotes keeps its quotes.
     is_taken = is_allowed and kind != "string" and not _is_deep(found)
     return value if is_taken else json.dumps(text, ensure_ascii=False)
 

@@ -36,7 +36,7 @@ from octavo.tokenizer.template_sandbox import run
 
 
 def main() -> None:
-    """Limit this process and serve: the first request tells of the model, the others are tasks."""
+    """Limit this process and serve: the first request describes the model, the others are tasks."""
     materials = None
 
     def answer(request: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Threads for slow work, which senders use in turns."""
+"""Threads for slow work, which senders take turns to use."""
 
 import asyncio
 from collections import Counter, deque
@@ -17,8 +17,8 @@ _Turn = asyncio.Future[None]
 class Turns:
     """A pool of threads whose time the senders of requests share. For one event loop.
 
-    Senders take turns, whatever one of them has sent before, and none has all threads: one is left for the
-    next sender. Work that is cancelled keeps its thread until it has ended.
+    Senders take turns, whatever one of them has sent before, and no sender gets all threads: one is left for
+    the next. Work that is cancelled keeps its thread until it has ended.
     """
 
     def __init__(self, num_threads: int, name: str) -> None:
@@ -26,7 +26,7 @@ class Turns:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
         self._num_threads = num_threads
         self._running: Counter[bytes] = Counter()
-        # Those who wait, in the order of their turns, and the turns of each: none is empty.
+        # The waiting senders in the order of their turns, each with its turns; no queue is empty.
         self._waiting: dict[bytes, deque[_Turn]] = {}
 
     async def run(self, sender: bytes, work: Callable[..., Found], *arguments: object) -> Found:
@@ -50,10 +50,10 @@ class Turns:
         return await found
 
     def make_room(self, sender: bytes, max_unfinished: int) -> None:
-        """Bound how much is unfinished: who has most of what waits loses the latest piece.
+        """Bound the unfinished work: the sender with the most waiting work loses its latest piece.
 
         Raises:
-            ApiError: 429, that is this sender.
+            ApiError: 429, if that is this sender.
         """
         waiting = {other: len(turns) for other, turns in self._waiting.items()}
         if self._running.total() + sum(waiting.values()) < max_unfinished:
@@ -64,11 +64,11 @@ class Turns:
         turn = self._waiting[loser][-1]
         self._forget(loser, turn)
         if not turn.done():
-            # Its client has not left just now.
+            # Otherwise its client has just left.
             turn.set_exception(too_many_bodies())
 
     def start(self, work: Callable[[], Found]) -> Future[Found]:
-        """Run work of the server's own, for which nobody waits."""
+        """Run work of the server itself, which nobody waits for."""
         return self._threads.submit(work)
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class Turns:
         return running.total() < self._num_threads and running[sender] < max(1, self._num_threads - 1)
 
     async def _wait(self, sender: bytes) -> None:
-        """Return when a thread is the sender's; it counts as running then."""
+        """Wait until the sender gets a thread; the sender counts as running then."""
         turn: _Turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(sender, deque()).append(turn)
         self._give_turns()
@@ -88,7 +88,7 @@ class Turns:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                # It had its turn just now.
+                # Its turn has just come.
                 self._end(sender)
             raise
         finally:
@@ -111,14 +111,14 @@ class Turns:
             turns = self._waiting.pop(sender)
             turn = turns.popleft()
             if turns:
-                # Behind all others.
+                # The sender goes to the end of the line.
                 self._waiting[sender] = turns
             if not turn.done():
                 self._running[sender] += 1
                 turn.set_result(None)
 
     def _note_end(self, found: "asyncio.Future[Found]", sender: bytes, ended: "Future[Found]") -> None:
-        # A loop that is closed has nobody who waits.
+        # On a closed event loop nobody waits.
         with suppress(RuntimeError):
             found.get_loop().call_soon_threadsafe(self._finish, found, sender, ended)
 

@@ -1,4 +1,4 @@
-"""What a server and the processes that read its bodies tell each other, as msgpack."""
+"""Messages between a server and the processes that read its bodies, as msgpack."""
 
 import json
 from array import array
@@ -26,7 +26,7 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 class Outline(Struct, kw_only=True):
-    """What a process needs to know of the model, told once."""
+    """What a process needs to know about the model; it is sent once."""
 
     model: str
     vocabulary: Vocabulary | None
@@ -59,7 +59,7 @@ class Outline(Struct, kw_only=True):
         return msgspec.msgpack.decode(data, type=cls, dec_hook=_backend_of)
 
     def encode(self) -> bytes:
-        """Write it; a compiled vocabulary as JSON, in a fraction of a second."""
+        """Encode it; a compiled vocabulary becomes JSON, which takes a fraction of a second."""
         return msgspec.msgpack.encode(self, enc_hook=_json_of)
 
     def materials(self) -> Materials:
@@ -94,7 +94,7 @@ class Task(Struct):
 
 
 class Tools(Struct):
-    """A Toolbox without what only its prompt needed.
+    """A Toolbox without the parts that only its prompt needed.
 
     Attributes:
         functions: as JSON, whose numbers may be longer than msgpack's.
@@ -153,7 +153,7 @@ class ReadAnswer(Struct, tag=True):
 
 
 class Refusal(Struct, tag=True):
-    """An ApiError; of an unexpected one, where in the code it came from."""
+    """An ApiError; an unexpected one says where in the code it came from."""
 
     status: int
     detail: ErrorDetail
@@ -170,7 +170,7 @@ def packed(prompt: TokenIds) -> bytes:
 
 
 def unpacked(prompt: bytes) -> TokenIds:
-    """Return token ids that `packed` gave."""
+    """Return the token ids that `packed` has packed."""
     ids = array("i")
     ids.frombytes(prompt)
     return TokenIds(ids.tolist(), ids)

@@ -1,4 +1,4 @@
-"""The routes whose bodies are read here: by path, what is made of a body."""
+"""The routes whose bodies are read here, and how each body is read."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -28,10 +28,10 @@ ANSWERS: Mapping[str, Callable[[Materials, bytes], bytes]] = {
     "/detokenize": detokenized,
     "/v1/messages/count_tokens": counted,
 }
-"""Bodies that are answered by what is read in them."""
+"""Bodies that are answered from their content only."""
 
-# What prompts, parameters and tools were made of, or what has no effect: no answer needs it, and it may be
-# long. All other fields are sent back, so that a new one is not forgotten.
+# Fields dropped once the prompt has been read: it was built from them, or they have no effect, and they may
+# be long. All other fields are sent back, so that a new one is not forgotten.
 _PARAMETERS = (
     "stop",
     "stop_token_ids",

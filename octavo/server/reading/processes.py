@@ -26,7 +26,7 @@ logger = logging.getLogger("octavo.server")
 # Shorter bodies take the lock for 1 to 3 ms at worst.
 LONG_BYTES = 32 << 10
 CPU_SECONDS, MEMORY_BYTES = 30.0, 4 << 30
-# These cover a machine that is too busy to give a child its time.
+# These limits allow for a machine that is too busy to give a child its time.
 _WALL_S, _START_S = 120.0, 60.0
 _NUM_CHILDREN = 2
 _MAX_WAITING = 32
@@ -39,7 +39,7 @@ class ReadingProcesses:
         """Start nothing yet.
 
         Args:
-            outline: tells what a child has to know.
+            outline: returns what a child has to know.
         """
         self._outline = outline
         self._encoded_outline: bytes | None = None
@@ -91,16 +91,16 @@ class ReadingProcesses:
         except TimeoutError:
             raise NotReadyError("the process that reads long bodies does not reply; try again") from None
         except OSError:
-            # A warm child may have died before, or of what it read before.
+            # A warm child may have died earlier, or because of what it read before.
             if was_warm and not self._is_closed:
                 return self._ask_again(task)
-            raise _too_dear() from None
+            raise _over_limits() from None
 
     def _ask_again(self, task: bytes) -> Reply:
         try:
             return self._ask(task)
         except OSError:
-            raise _too_dear() from None
+            raise _over_limits() from None
 
     def _ask(self, task: bytes) -> Reply:
         child = self._own_child()
@@ -149,7 +149,7 @@ class ReadingProcesses:
         raise NotReadyError("the server ends")
 
 
-def _too_dear() -> ApiError:
+def _over_limits() -> ApiError:
     gib = MEMORY_BYTES >> 30
     text = f"reading the body took more than {CPU_SECONDS:g} s of processor time or {gib} GiB of memory"
     return ApiError(413, text, code="body_too_large")

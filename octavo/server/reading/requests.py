@@ -1,4 +1,4 @@
-"""What bodies ask for: decoded and checked, and of long ones as far as token ids.
+"""The bodies of requests: decoded, checked, and converted to token ids if they are long.
 
 Nothing here needs the engine or PyTorch, so that children can read long bodies (`octavo.server.reading`).
 """
@@ -25,13 +25,13 @@ _SHORT_CHARS = 256
 
 @dataclass(frozen=True, slots=True)
 class Materials:
-    """What reading needs to know of the model.
+    """What is needed to know about the model to read bodies.
 
     Attributes:
         model: the name that clients give.
         prompts: renders and tokenizes.
         formats: how the model writes calls and reasoning.
-        defaults: of its sampling.
+        defaults: its default sampling parameters.
     """
 
     model: str
@@ -48,7 +48,8 @@ class ChatInput:
         fields: the body, in the terms of its route; only what the answer needs if the body is long.
         chat: as a chat; likewise.
         params: how to answer, without what tools ask for.
-        prepared: the prompt, the tools, and the parameters with what they ask for; None: `chat` holds them.
+        prepared: the prompt, the tools, and the parameters constrained to them; None if `chat` still has
+            them.
     """
 
     fields: Struct
@@ -73,7 +74,7 @@ class TextInput:
 
 
 def check_model(fields: str | None, model: str) -> None:
-    """Refuse another model's name than ours.
+    """Refuse a model name that is not ours.
 
     Raises:
         ApiError: 404.
@@ -132,7 +133,7 @@ def is_soon_read(fields: CompletionRequest) -> bool:
 
 
 def read_texts(prompts: Prompts, found: TextInput) -> Sequence[TokenIds]:
-    """Read the prompts of a completion. May take long.
+    """Read the prompts of a completion, which may take long.
 
     Raises:
         PromptError, RequestTooLongError: as Prompts.read_all.

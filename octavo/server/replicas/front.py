@@ -31,7 +31,7 @@ REFRESH_S = 1.0
 _RETRY_S = 0.2
 # Bodies are kept for another replica; all together may take this many times the largest.
 _NUM_LARGE_BODIES = 64
-# So many reports in a row that do not come, and a replica is down: ten seconds.
+# A replica counts as down after this many missing reports in a row, which takes ten seconds.
 _MAX_SILENCES = 4
 _JSON = [(b"content-type", b"application/json")]
 _POLL_S = 0.05
@@ -124,7 +124,7 @@ class Front:
         headers = dict(scope["headers"])
         body = Body(headers, receive)
         answer = Answer(send, scope, path, body)
-        # Viewers would stay for as long as they may.
+        # Viewers stay for as long as they can, so they do not count.
         is_counted = path != "/live"
         self.num_open += is_counted
         try:
@@ -170,8 +170,8 @@ class Front:
     async def _route(self, request: ClientRequest, send: Send) -> None:
         """Send a request to the best replica, and to another one if that refuses or dies before it answers.
 
-        If a replica dies, the request gets one retry, not more: the request itself may be the cause. One that
-        falls silent was stopped by somebody else.
+        If a replica dies, the request gets one retry, not more: the request itself may be the cause. A
+        replica that falls silent was stopped by somebody else.
         """
         tried: set[str] = set()
         num_deaths = 0

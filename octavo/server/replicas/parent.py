@@ -40,7 +40,7 @@ def take_share(device: str, index: int, num_replicas: int, num_gpus: int, *, dry
 
     Args:
         device: the engine's option.
-        index: of this replica.
+        index: this replica's number.
         num_replicas: replicas on this machine.
         num_gpus: GPUs of each replica: tensor_parallel_size.
         dry: only check that the share exists.

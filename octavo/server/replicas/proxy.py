@@ -19,7 +19,7 @@ _HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"content-length"}
 )
 _NOT_SENT_ON = _HOP_BY_HOP | {HEADER, CLIENT_HEADER}
-# Their streams begin with events that tell nothing yet.
+# Streams of these routes begin with events that carry no token.
 _ANNOUNCED = ("/v1/responses", "/v1/messages")
 _FETCH_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 _REPORT_TIMEOUT = aiohttp.ClientTimeout(total=2.0)
@@ -40,7 +40,7 @@ class ClientRequest:
         path: as sent, with the query, without the root path.
         headers: with names in lower case.
         body: the complete body.
-        marks: of its prompt.
+        marks: those of its prompt.
         client: its address.
     """
 
@@ -69,7 +69,7 @@ class Link:
         connector = aiohttp.UnixConnector(str(socket), limit=0, keepalive_timeout=_KEEP_ALIVE_S)
         self._session = aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT, auto_decompress=False)
         self._write_timeout_s = write_timeout_s
-        # One for each request that the replica may still keep.
+        # One for each request that the replica may still be working on.
         self._stops: set[Stop] = set()
 
     def break_off(self) -> None:

@@ -1,4 +1,4 @@
-"""From a request of /v1/messages to a chat."""
+"""Converts a request of /v1/messages to a chat."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -34,7 +34,7 @@ from octavo.server.api.toolbox import rendered, toolbox_of
 from octavo.server.api_errors import ApiError, refused
 from octavo.server.reading.requests import ChatInput, Materials, check_model
 
-# These lists of a block are ones that Octavo does not fill.
+# Octavo never fills these lists of a block.
 _MAY_BE_EMPTY = {"citations"}
 _KINDS = {
     "system": ("text",),
@@ -111,7 +111,7 @@ def _choice(choice: ToolChoiceParam) -> ToolChoice:
 
 
 def _turns(message: MessageParam, where: str) -> Iterator[JsonObject]:
-    """Yield the chat messages that one message becomes: each result of a tool is a message of its own."""
+    """Yield the chat messages that one message becomes: each tool's result is a message of its own."""
     if isinstance(message.content, str):
         yield {"role": message.role, "content": message.content}
         return
@@ -158,7 +158,7 @@ def _blocks(content: Sequence[JsonObject], where: str, place: str) -> list[AnyBl
 
 
 def _block(block: JsonObject, where: str, kinds: Sequence[str]) -> AnyBlock:
-    # Clients send back what they received, with null or nothing in it for missing fields.
+    # Clients send back what they received, with null or an empty list for missing fields.
     kept = {name: value for name, value in block.items() if value is not None}
     for name in _MAY_BE_EMPTY & kept.keys():
         if not kept[name]:

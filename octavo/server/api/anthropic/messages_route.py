@@ -1,4 +1,4 @@
-"""POST /v1/messages: the items of an answer as blocks and events."""
+"""POST /v1/messages: converts the items of an answer to Anthropic's blocks and events."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -35,7 +35,7 @@ from octavo.server.context import Context, new_id
 from octavo.server.generation import Generation
 from octavo.server.limits import while_present
 
-# What a delta of an item is called, and its field.
+# Anthropic's name for the delta of each kind of item, and for its field.
 _DELTAS = {
     "response.output_text.delta": ("text_delta", "text"),
     "response.reasoning_text.delta": ("thinking_delta", "thinking"),

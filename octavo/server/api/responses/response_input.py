@@ -1,4 +1,4 @@
-"""From the input of /v1/responses to a chat."""
+"""Converts the input of /v1/responses to a chat."""
 
 from typing import Any
 

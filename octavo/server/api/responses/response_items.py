@@ -1,4 +1,4 @@
-"""From an answer's pieces to the items of /v1/responses, and to the events that announce them."""
+"""Converts an answer's pieces to the items of /v1/responses, and to the events that announce them."""
 
 import uuid
 from collections.abc import Callable, Iterable
@@ -27,7 +27,7 @@ class OutputWriter:
     """
 
     def __init__(self, new_call_id: Callable[[], str], *, parallel: bool) -> None:
-        """Begin at an answer's beginning.
+        """Start at the beginning of an answer.
 
         Args:
             new_call_id: returns an id for a call.
@@ -51,7 +51,7 @@ class OutputWriter:
         return events
 
     def finish(self, status: str) -> list[ResponseEvent]:
-        """End the last item; an answer of nothing is an empty message.
+        """End the last item; an empty answer becomes an empty message.
 
         Args:
             status: completed or incomplete.

@@ -1,4 +1,4 @@
-"""POST /v1/responses: the part that needs no memory. Text and calls; nothing is stored."""
+"""POST /v1/responses without stored state: text and calls."""
 
 import time
 from collections.abc import Iterable
