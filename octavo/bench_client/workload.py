@@ -1,6 +1,5 @@
 """Prompts to send, and when: the same ones for the same seed, on any machine."""
 
-import codecs
 import itertools
 import math
 from pathlib import Path
@@ -12,6 +11,7 @@ from msgspec import Struct
 
 from octavo.bench_client.options import LoadOptions
 from octavo.errors import ConfigError
+from octavo.json_file import without_mark
 
 _FIRST_ID = 100
 # Short and common: about one token each in most vocabularies.
@@ -88,7 +88,7 @@ def _length(rng: Random, lengths: tuple[int, ...]) -> int:
 
 def _read_file(path: Path, is_chat: bool) -> list[Prompt]:
     try:
-        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines()
+        lines = without_mark(path.read_bytes()).splitlines()
     except OSError as error:
         raise ConfigError(f"prompts_file {path} cannot be read: {error.strerror}") from error
     prompts = [

@@ -13,7 +13,6 @@ as answers come, in any order. A line that is no request is answered by an error
 """
 
 import asyncio
-import codecs
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from io import BufferedReader
@@ -25,6 +24,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from starlette.types import Message, Scope
 
 from octavo.errors import EngineDeadError, PromptError
+from octavo.json_file import without_mark
 from octavo.progress import Report
 from octavo.server.app import Gate
 from octavo.server.loop.engine_loop import EngineLoop
@@ -105,8 +105,8 @@ def read_batch(path: Path) -> list[BatchRequest | BatchLine]:
     seen: set[str] = set()
     with path.open("rb") as file:
         for number, line in enumerate(_lines(file), 1):
-            # Some editors begin a file with a byte order mark, and files are put behind each other.
-            line = line.removeprefix(codecs.BOM_UTF8)
+            # A file may be several files, one after the other, each with a mark.
+            line = without_mark(line)
             if not line.strip():
                 continue
             if len(found) == _MAX_REQUESTS:

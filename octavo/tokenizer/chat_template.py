@@ -14,19 +14,11 @@ from octavo.tokenizer.turns import Roles, rendered
 
 MessageControlTokens = Literal["text", "refuse", "allow"]
 
-VARIABLE_NAMES = frozenset(
-    {
-        "builtin_tools",
-        "custom_tools",
-        "date_string",
-        "documents",
-        "enable_thinking",
-        "reasoning_effort",
-        "thinking",
-        "thinking_budget",
-        "tools_in_user_message",
-    }
+_VARIABLES = (
+    "builtin_tools custom_tools date_string documents enable_thinking reasoning_effort thinking "
+    "thinking_budget tools_in_user_message"
 )
+VARIABLE_NAMES = frozenset(_VARIABLES.split())
 
 
 @dataclass(frozen=True, slots=True)

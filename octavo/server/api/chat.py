@@ -13,7 +13,7 @@ from octavo.outputs import CompletionDelta, CompletionOutput, RequestOutput
 from octavo.server.api.chat_answers import DeltaWriter, is_empty, whole_message
 from octavo.server.api.logprobs import LogprobWriter, check_logprobs, prompt_logprobs
 from octavo.server.api.sampling import Defaults
-from octavo.server.api.sse import EventWriter, Gathered, TextEvents, event, is_only_text
+from octavo.server.api.sse import AnswerEvents, TextEvents, event, is_only_text
 from octavo.server.api.structs import (
     ChatChoice,
     ChatChunk,
@@ -27,7 +27,7 @@ from octavo.server.api.structs import (
 from octavo.server.api.toolbox import Toolbox, read_prompt
 from octavo.server.context import Context, new_id
 from octavo.server.entry.sending import Parts
-from octavo.server.generation import Generation, UsageCounter, usage_of
+from octavo.server.generation import Generation, usage_of
 from octavo.server.limits import while_present
 from octavo.server.reading.processes import LONG_BYTES
 from octavo.server.reading.requests import ChatInput, check_model, parse_chat, reading_of
@@ -146,17 +146,13 @@ def _completion(answer: Answer, output: RequestOutput, box: Toolbox, parts: Part
     )
 
 
-class ChatEvents(EventWriter):
+class ChatEvents(AnswerEvents):
     """Writes a streamed answer: roles, what is new, and the usage."""
 
     def __init__(self, answer: Answer, generation: Generation, box: Toolbox, n: int) -> None:
         fields = answer.request
-        options = fields.stream_options
+        super().__init__(fields, generation)
         self._answer = answer
-        self._wants_usage = bool(options and options.include_usage)
-        self._usage = UsageCounter(generation, continuous=bool(options and options.continuous_usage_stats))
-        interval = fields.stream_interval or 1
-        self._gathered = Gathered(interval) if interval > 1 else None
         self._first_ids = generation.prompts[0].listed if fields.return_token_ids else UNSET
         self._has_role = [False] * n
         # An event with more than text is encoded as a whole.
@@ -168,17 +164,7 @@ class ChatEvents(EventWriter):
         self._writers = [DeltaWriter(reader, parallel=box.parallel) for reader in readers]
         self._is_plain = not self._has_more and readers[0] is None
 
-    def write(self, position: int, deltas: list[CompletionDelta]) -> bytes:
-        """Return events of new deltas."""
-        if self._gathered is not None:
-            deltas = self._gathered.add(position, deltas)
-        return self._event(deltas[0]) if len(deltas) == 1 else b"".join(map(self._event, deltas))
-
-    def finish(self) -> bytes:
-        """Return the usage, if it was asked for."""
-        return self._chunk([], self._usage.final) if self._wants_usage else b""
-
-    def _event(self, delta: CompletionDelta) -> bytes:
+    def _event(self, position: int, delta: CompletionDelta) -> bytes:
         before = b"" if self._has_role[delta.index] else self._role(delta.index)
         self._usage.add(len(delta.token_ids))
         if self._is_plain and is_only_text(delta):
@@ -191,6 +177,9 @@ class ChatEvents(EventWriter):
             return before + self._texts.write(delta.index, shown.content or "")
         choice = _choice(self._answer, delta, shown, finish_reason)
         return before if choice is None else before + self._chunk([choice], self._usage.now)
+
+    def _usage_event(self, usage: Usage) -> bytes:
+        return self._chunk([], usage)
 
     def _role(self, index: int) -> bytes:
         """Return a completion's first event; the answer's very first has the prompt's ids."""

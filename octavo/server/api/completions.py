@@ -11,7 +11,7 @@ from starlette.responses import Response
 from octavo.engine.prompts import TokenIds
 from octavo.outputs import CompletionDelta, CompletionOutput, RequestOutput
 from octavo.server.api.logprobs import LogprobWriter, check_logprobs, prompt_logprobs
-from octavo.server.api.sse import EventWriter, Gathered, TextEvents, event, is_only_text
+from octavo.server.api.sse import AnswerEvents, TextEvents, event, is_only_text
 from octavo.server.api.structs import (
     Completion,
     CompletionChoice,
@@ -21,7 +21,7 @@ from octavo.server.api.structs import (
 )
 from octavo.server.context import Context, new_id
 from octavo.server.entry.sending import Parts
-from octavo.server.generation import Generation, UsageCounter, usage_of
+from octavo.server.generation import Generation, usage_of
 from octavo.server.limits import while_present
 from octavo.server.reading.processes import LONG_BYTES
 from octavo.server.reading.requests import (
@@ -168,17 +168,13 @@ class _Text:
         self.offset = 0
 
 
-class CompletionEvents(EventWriter):
+class CompletionEvents(AnswerEvents):
     """Writes streamed texts: what is new, and the usage."""
 
     def __init__(self, answer: Answer, generation: Generation) -> None:
-        options = answer.request.stream_options
+        super().__init__(answer.request, generation)
         self._answer = answer
         self._generation = generation
-        self._wants_usage = bool(options and options.include_usage)
-        self._usage = UsageCounter(generation, continuous=bool(options and options.continuous_usage_stats))
-        interval = answer.request.stream_interval or 1
-        self._gathered = Gathered(interval) if interval > 1 else None
         self._texts = [_Text() for _ in range(len(generation.prompts) * answer.n)]
         # An event that may have more than text, or other text, is encoded as a whole.
         self._has_more = (
@@ -189,18 +185,6 @@ class CompletionEvents(EventWriter):
         )
         self._plain = TextEvents(lambda index, text: self._chunk([CompletionChoice(index=index, text=text)]))
 
-    def write(self, position: int, deltas: list[CompletionDelta]) -> bytes:
-        """Return events of new deltas."""
-        if self._gathered is not None:
-            deltas = self._gathered.add(position, deltas)
-        if len(deltas) == 1:
-            return self._event(position, deltas[0])
-        return b"".join([self._event(position, delta) for delta in deltas])
-
-    def finish(self) -> bytes:
-        """Return the usage, if it was asked for."""
-        return self._chunk([], self._usage.final) if self._wants_usage else b""
-
     def _event(self, position: int, delta: CompletionDelta) -> bytes:
         answer = self._answer
         self._usage.add(0 if answer.only_echo else len(delta.token_ids))
@@ -209,6 +193,9 @@ class CompletionEvents(EventWriter):
             return self._plain.write(index, delta.text)
         choice = _choice(answer, self._generation, position, delta, self._texts[index])
         return b"" if choice is None else self._chunk([choice], self._usage.now)
+
+    def _usage_event(self, usage: Usage) -> bytes:
+        return self._chunk([], usage)
 
     def _chunk(self, choices: list[CompletionChoice], usage: Usage | UnsetType = UNSET) -> bytes:
         answer = self._answer

@@ -13,8 +13,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.outputs import CompletionDelta
+from octavo.server.api.structs import SamplingFields, Usage
 from octavo.server.api_errors import ApiError, as_api_error
-from octavo.server.generation import Generation
+from octavo.server.generation import Generation, UsageCounter
 from octavo.server.limits import Deadlines, presence_of
 
 _HEADERS = [
@@ -64,6 +65,35 @@ class EventWriter:
     def finish(self) -> bytes:
         """Return what comes after the last delta of the last prompt."""
         return b""
+
+
+class AnswerEvents(EventWriter):
+    """Writes the events of a chat or of completions: deltas, perhaps several in one, and the usage."""
+
+    def __init__(self, fields: SamplingFields, generation: Generation) -> None:
+        options = fields.stream_options
+        self._wants_usage = bool(options and options.include_usage)
+        self._usage = UsageCounter(generation, continuous=bool(options and options.continuous_usage_stats))
+        interval = fields.stream_interval or 1
+        self._gathered = Gathered(interval) if interval > 1 else None
+
+    def write(self, position: int, deltas: list[CompletionDelta]) -> bytes:
+        """Return events of new deltas."""
+        if self._gathered is not None:
+            deltas = self._gathered.add(position, deltas)
+        if len(deltas) == 1:
+            return self._event(position, deltas[0])
+        return b"".join([self._event(position, delta) for delta in deltas])
+
+    def finish(self) -> bytes:
+        """Return the usage, if it was asked for."""
+        return self._usage_event(self._usage.final) if self._wants_usage else b""
+
+    def _event(self, position: int, delta: CompletionDelta) -> bytes:
+        raise NotImplementedError
+
+    def _usage_event(self, usage: Usage) -> bytes:
+        raise NotImplementedError
 
 
 class EventStream(Response):

@@ -32,22 +32,10 @@ _COST_DECAY = 0.9
 _WRITE_TIMEOUT_S = 30.0
 
 _ASSETS = (
-    "style.css",
-    "app.js",
-    "browser.js",
-    "charts.js",
-    "chat.js",
-    "compare.js",
-    "form.js",
-    "icon.svg",
-    "markdown.js",
-    "pool.js",
-    "stream.js",
-    "tree.js",
-    "turns.js",
-    "words.js",
+    "style.css app.js browser.js charts.js chat.js compare.js form.js icon.svg markdown.js pool.js stream.js "
+    "tree.js turns.js words.js"
 )
-PAGE_PATHS = ("/", *(f"/page/{name}" for name in _ASSETS))
+PAGE_PATHS = ("/", *(f"/page/{name}" for name in _ASSETS.split()))
 """Paths that are the same for everybody, and need no key."""
 _TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 _HEADERS = {

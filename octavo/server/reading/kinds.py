@@ -22,7 +22,6 @@ CHATS: Mapping[str, tuple[type[Struct], Callable[[bytes, Defaults], ChatInput]]]
     "/v1/messages": (MessagesRequest, parse_messages),
 }
 """Bodies that ask for chats: their type, and how they are decoded."""
-COMPLETIONS = "/v1/completions"
 ANSWERS: Mapping[str, Callable[[Materials, bytes], bytes]] = {
     "/tokenize": tokenized,
     "/detokenize": detokenized,
@@ -33,37 +32,23 @@ ANSWERS: Mapping[str, Callable[[Materials, bytes], bytes]] = {
 # Fields dropped once the prompt has been read: it was built from them, or they have no effect, and they may
 # be long. All other fields are sent back, so that a new one is not forgotten.
 _PARAMETERS = (
-    "stop",
-    "stop_token_ids",
-    "logit_bias",
-    "response_format",
-    "structured_outputs",
-    "user",
-    "safety_identifier",
-    "metadata",
-    "service_tier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
+    "stop stop_token_ids logit_bias response_format structured_outputs user safety_identifier metadata "
+    "service_tier prompt_cache_key prompt_cache_retention"
 )
-_CHAT_PARTS = (
-    "tools",
-    "tool_choice",
-    "chat_template_kwargs",
-    "reasoning_effort",
-)
+_CHAT_PARTS = "tools tool_choice chat_template_kwargs reasoning_effort"
+_RESPONSE_PARTS = "user prompt_cache_key prompt_cache_retention safety_identifier"
+_MESSAGES_PARTS = "system tools tool_choice stop_sequences metadata service_tier cache_control"
+
+
+def _nulls(names: str) -> Mapping[str, None]:
+    return dict.fromkeys(names.split())
+
+
 READ: Mapping[type[Struct], Mapping[str, object]] = {
-    CompletionRequest: {"prompt": "", **dict.fromkeys(_PARAMETERS)},
-    ChatRequest: {"messages": [{}], **dict.fromkeys((*_PARAMETERS, *_CHAT_PARTS))},
-    ResponsesRequest: {
-        "input": "",
-        **dict.fromkeys(("user", "prompt_cache_key", "prompt_cache_retention", "safety_identifier")),
-    },
-    MessagesRequest: {
-        "messages": [MessageParam(role="user", content="")],
-        **dict.fromkeys(
-            ("system", "tools", "tool_choice", "stop_sequences", "metadata", "service_tier", "cache_control")
-        ),
-    },
+    CompletionRequest: {"prompt": "", **_nulls(_PARAMETERS)},
+    ChatRequest: {"messages": [{}], **_nulls(_PARAMETERS), **_nulls(_CHAT_PARTS)},
+    ResponsesRequest: {"input": "", **_nulls(_RESPONSE_PARTS)},
+    MessagesRequest: {"messages": [MessageParam(role="user", content="")], **_nulls(_MESSAGES_PARTS)},
 }
 """By type of body: fields that no answer needs once the prompts have been read, and what stands for them."""
 
