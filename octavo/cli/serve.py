@@ -51,9 +51,9 @@ def run_serve(model: str | None, config: EngineConfig, server: ServerConfig, *, 
 
 def _serve_replicas(config: EngineConfig, server: ServerConfig, quiet: bool) -> None:
     _require("aiohttp")
-    from octavo.server.replicas.parent import raise_family
+    from octavo.server.replicas.parent import fork_replicas
 
-    role = raise_family(server, config.device, config.tensor_parallel_size)
+    role = fork_replicas(server, config.device, config.tensor_parallel_size)
     if role.replica is None:
         _serve_front(config, role)
     else:

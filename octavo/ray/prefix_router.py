@@ -34,7 +34,7 @@ class PrefixRouter(RequestRouter):
         if pending_request is None:
             return [candidate_replicas]
         # Ray replaces a replica that is dead, but only after a while.
-        able = [replica for replica in candidate_replicas if self._hear(replica).may_be_ready]
+        able = [replica for replica in candidate_replicas if self._updated(replica).may_be_ready]
         able = able or candidate_replicas
         marks, known = _marks_of(pending_request), [self._known[replica.replica_id] for replica in able]
         choice = choose(marks, num_tokens_of(marks, known), known, self._weights)
@@ -91,7 +91,7 @@ class PrefixRouter(RequestRouter):
         self._known.pop(replica_id, None)
         self._reports.pop(replica_id, None)
 
-    def _hear(self, running: RunningReplica) -> Replica:
+    def _updated(self, running: RunningReplica) -> Replica:
         known = self._known.get(running.replica_id)
         if known is None:
             known = Replica(running.replica_id.unique_id, self._weights, time.monotonic)
@@ -99,7 +99,7 @@ class PrefixRouter(RequestRouter):
         report: Any = running.routing_stats.get(REPORT)
         # Ray hands out the very same object until there is news.
         if report is not None and report is not self._reports.get(running.replica_id):
-            known.hear(Report.decode(report))
+            known.note_report(Report.decode(report))
             self._reports[running.replica_id] = report
         return known
 

@@ -35,7 +35,7 @@ class Replica:
         self.open_prefill_tokens = 0
         self._weights = weights
         self._clock = clock
-        self._heard_s = 0.0
+        self._reported_s = 0.0
         self._cached: Mapping[bytes, int] = {}
         # Mark -> (tokens, time when it was sent).
         self._sent: OrderedDict[bytes, tuple[int, float]] = OrderedDict()
@@ -43,8 +43,8 @@ class Replica:
     @property
     def is_ready(self) -> bool:
         """Whether it accepts requests, judging by a recent report."""
-        heard = self._clock() - self._heard_s < _SILENCE_S
-        return heard and self.report is not None and self.report.state == "ready"
+        is_recent = self._clock() - self._reported_s < _SILENCE_S
+        return is_recent and self.report is not None and self.report.state == "ready"
 
     @property
     def may_be_ready(self) -> bool:
@@ -79,15 +79,15 @@ class Replica:
         at = _longest(digests, self._sent)
         return tokens if at < 0 else max(tokens, self._sent[digests[at]][0])
 
-    def hear(self, report: Report | None) -> None:
+    def note_report(self, report: Report | None) -> None:
         """Store its report. None means that it is down and its cache is lost."""
-        self.report, self._heard_s = report, self._clock()
+        self.report, self._reported_s = report, self._clock()
         if report is None:
             self._cached = {}
             self._sent.clear()
             return
         self._cached = report.cached_marks()
-        oldest = self._heard_s - _TRUST_S
+        oldest = self._reported_s - _TRUST_S
         while self._sent and next(iter(self._sent.values()))[1] < oldest:
             self._sent.popitem(last=False)
 

@@ -28,7 +28,7 @@ from octavo.server.limits import Deadlines
 from octavo.server.loop.engine_loop import EngineLoop
 from octavo.server.metrics import Metrics
 from octavo.server.parsing.formats import ModelFormats, formats_of
-from octavo.server.reading.fair_threads import Turns
+from octavo.server.reading.fair_threads import FairThreads
 from octavo.server.reading.forms import Outline, ReadAnswer, ReadChat, ReadTexts, unpacked
 from octavo.server.reading.kinds import ANSWERS, CHATS
 from octavo.server.reading.processes import LONG_BYTES, ReadingProcesses
@@ -75,7 +75,7 @@ class Context:
         self._numbers = itertools.count()
         self._queue_deadlines = Deadlines(config.queue_timeout_s)
         self._looks = Deadlines(time_to_look(config.sse_keep_alive_s, config.write_timeout_s))
-        self._pool = Turns(_POOL_THREADS, "octavo-read")
+        self._pool = FairThreads(_POOL_THREADS, "octavo-read")
         self._reading = ReadingProcesses(self._outline)
 
     async def run(self, request: Request, work: Callable[..., Found], *arguments: object) -> Found:

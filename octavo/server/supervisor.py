@@ -70,7 +70,7 @@ class StandIn:
         self._config = config
         self._listening: socket.socket | None = None
         self._tls: ssl.SSLContext | None = None
-        self._meetings: set[asyncio.Task[None]] = set()
+        self._answering: set[asyncio.Task[None]] = set()
 
     def open(self, listening: socket.socket) -> None:
         """Begin to answer; the socket stays the caller's."""
@@ -89,17 +89,17 @@ class StandIn:
     async def finish(self) -> None:
         """Close, and wait a moment for the answers: the event loop's end would drop them."""
         self.close()
-        if self._meetings:
-            await asyncio.wait(self._meetings, timeout=_LAST_S)
+        if self._answering:
+            await asyncio.wait(self._answering, timeout=_LAST_S)
 
     def _accept(self, listening: socket.socket) -> None:
         # A task that awaits connections may be cancelled with one in hand, whose client then waits for ever.
         with suppress(BlockingIOError, InterruptedError):
             while True:
                 connection, _ = listening.accept()
-                meeting = asyncio.ensure_future(_meet(connection, self._tls))
-                self._meetings.add(meeting)
-                meeting.add_done_callback(self._meetings.discard)
+                task = asyncio.ensure_future(_answer(connection, self._tls))
+                self._answering.add(task)
+                task.add_done_callback(self._answering.discard)
 
     def _make_tls(self) -> ssl.SSLContext | None:
         if self._config.ssl_certfile is None:
@@ -109,7 +109,7 @@ class StandIn:
         return tls
 
 
-async def _meet(connection: socket.socket, tls: ssl.SSLContext | None) -> None:
+async def _answer(connection: socket.socket, tls: ssl.SSLContext | None) -> None:
     """Answer one client. One that breaks off, speaks no TLS or takes too long gets no answer."""
     events = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=_MAX_HEAD_BYTES)
@@ -168,8 +168,8 @@ def supervise(config: ServerConfig) -> Child:
             become_child(parent)
             return Child(num_restarts, writes)
         os.close(writes)
-        life = _Life(config, pid, reads, listening)
-        code = asyncio.run(life.attend())
+        life = _ChildLife(config, pid, reads, listening)
+        code = asyncio.run(life.run())
         if code == 0 or life.is_leaving or not (life.was_ready or num_restarts):
             sys.exit(code)
         note_death(deaths, config)
@@ -227,7 +227,7 @@ def exit_code_of(status: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-class _Life:
+class _ChildLife:
     """One child's life, as its parent sees it.
 
     Attributes:
@@ -244,7 +244,7 @@ class _Life:
         self.listening = listening
         self.was_ready = self.is_leaving = False
 
-    async def attend(self) -> int:
+    async def run(self) -> int:
         """Hand signals on, stand in for the child where it cannot answer, and return its exit code."""
         events = asyncio.get_running_loop()
         ended = asyncio.Event()

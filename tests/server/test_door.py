@@ -8,7 +8,7 @@ import pytest
 
 from octavo.server.api_errors import ApiError
 from octavo.server.config import ServerConfig
-from octavo.server.entry.bodies import Place, Room, Shelf
+from octavo.server.entry.bodies import BodyBudget, Upload, UploadBudget
 from octavo.server.entry.door import Door
 from octavo.server.replicas.reporting import ReportingApp
 
@@ -58,8 +58,8 @@ def test_a_replica_is_told_a_clients_address_by_the_front() -> None:
 
 
 def test_room_is_taken_from_who_holds_most() -> None:
-    room = Room(4096)
-    places = [Place(b"many") for _ in range(4)] + [Place(b"few")]
+    room = UploadBudget(4096)
+    places = [Upload(b"many") for _ in range(4)] + [Upload(b"few")]
     for place in places[:4]:
         room.enter(place)
         room.take(place, 1000)
@@ -77,7 +77,7 @@ def test_room_is_taken_from_who_holds_most() -> None:
 
 
 def test_whole_bodies_of_one_sender_leave_room_for_others() -> None:
-    shelf, size = Shelf(10 << 20), 1 << 20
+    shelf, size = BodyBudget(10 << 20), 1 << 20
     with ExitStack() as held:
         for sender, most in ((b"a", 5), (b"b", 3), (b"c", 1)):
             for _ in range(most):

@@ -27,7 +27,7 @@ _SMALL_BYTES = 8 << 10
 _WINDOW_S = 10.0
 
 
-class Place:
+class Upload:
     """The memory that one body takes.
 
     Attributes:
@@ -52,7 +52,7 @@ class Place:
             self._at_part, self.heard_s = self.num_bytes + part, time.monotonic()
 
 
-class Room:
+class UploadBudget:
     """Bounds the memory that unfinished bodies take together. For one event loop.
 
     When the room is full, the sender that uses most of it loses a body: the one with the most bytes times
@@ -65,50 +65,50 @@ class Room:
         self._least = max(1, max_bytes // _MAX_BODIES)
         self._part = max(1, max_bytes // _PART)
         self._num_bytes = 0
-        self._places: dict[Place, None] = {}
+        self._uploads: dict[Upload, None] = {}
 
-    def enter(self, place: Place) -> None:
+    def enter(self, upload: Upload) -> None:
         """Let a body in.
 
         Raises:
             ApiError: 429, if this body gives way itself.
         """
-        self._places[place] = None
-        self.take(place, self._least)
+        self._uploads[upload] = None
+        self.take(upload, self._least)
 
-    def take(self, place: Place, num_bytes: int) -> None:
+    def take(self, upload: Upload, num_bytes: int) -> None:
         """Count bytes that have come; end other bodies where there is no room for them.
 
         Raises:
             ApiError: 429, if this body gives way itself.
         """
-        place.grow(num_bytes, self._part)
+        upload.grow(num_bytes, self._part)
         self._num_bytes += num_bytes
         while self._num_bytes > self._max_bytes:
             loser = self._loser()
             self.leave(loser)
-            if loser is place:
+            if loser is upload:
                 raise too_many_bodies()
             loser.lost.set()
 
-    def leave(self, place: Place) -> None:
+    def leave(self, upload: Upload) -> None:
         """Release a body's room. Idempotent."""
-        if place in self._places:
-            del self._places[place]
-            self._num_bytes -= place.num_bytes
+        if upload in self._uploads:
+            del self._uploads[upload]
+            self._num_bytes -= upload.num_bytes
 
-    def _loser(self) -> Place:
+    def _loser(self) -> Upload:
         bytes_of: Counter[bytes] = Counter()
-        for place in self._places:
-            bytes_of[place.sender] += place.num_bytes
+        for upload in self._uploads:
+            bytes_of[upload.sender] += upload.num_bytes
         most, now = max(bytes_of.values()), time.monotonic()
         return max(
-            (place for place in self._places if bytes_of[place.sender] == most),
-            key=lambda place: place.num_bytes * (now - place.heard_s),
+            (upload for upload in self._uploads if bytes_of[upload.sender] == most),
+            key=lambda upload: upload.num_bytes * (now - upload.heard_s),
         )
 
 
-class Shelf:
+class BodyBudget:
     """Bounds the memory of whole bodies while their answers are made. For one event loop.
 
     A sender may use as much as is left for others, so that there is always some left.
@@ -143,7 +143,7 @@ class BodyReader:
     def __init__(self, config: ServerConfig) -> None:
         self._max_bytes = config.max_body_bytes
         self._max_values = config.max_body_values
-        self._room = Room(config.max_body_bytes * _NUM_LARGE_BODIES)
+        self._budget = UploadBudget(config.max_body_bytes * _NUM_LARGE_BODIES)
         self._timeout_s = config.body_timeout_s
         self._bytes_per_s = config.min_body_bytes_per_s
         # The whole time is cut into equal windows.
@@ -176,11 +176,11 @@ class BodyReader:
         length = self._length(found)
         if length is not None and 0 < length <= _SMALL_BYTES:
             before_small()
-        place = Place(scope["octavo.sender"])
+        upload = Upload(scope["octavo.sender"])
         late, pace = Stop(), _Pace(self._bytes_per_s * self._window_s, self._num_windows)
         pace.begin(self._windows, late)
         try:
-            work = place.lost.unless_set(self._read(receive, place, pace, length), _GivesWayError)
+            work = upload.lost.unless_set(self._read(receive, upload, pace, length), _GivesWayError)
             body = await late.unless_set(work, TimeoutError)
         except TimeoutError:
             raise self._too_slow() from None
@@ -188,7 +188,7 @@ class BodyReader:
             raise too_many_bodies() from None
         finally:
             self._windows.end(pace.number)
-            self._room.leave(place)
+            self._budget.leave(upload)
         # A value takes as much time and memory to read as 100 characters of a text.
         if len(body) > self._max_values and body.count(b",") >= self._max_values:
             message = f"a body may have at most {self._max_values} values, that is as many commas"
@@ -203,7 +203,7 @@ class BodyReader:
             raise self._too_large()
         return int(length)
 
-    async def _read(self, receive: Receive, place: Place, pace: "_Pace", length: int | None) -> bytes:
+    async def _read(self, receive: Receive, upload: Upload, pace: "_Pace", length: int | None) -> bytes:
         pieces: list[bytes] = []
         while True:
             message = await receive()
@@ -219,8 +219,8 @@ class BodyReader:
             # A body that came whole with its headers needs no room.
             if pace.num_bytes != length:
                 if len(pieces) == 1:
-                    self._room.enter(place)
-                self._room.take(place, len(piece))
+                    self._budget.enter(upload)
+                self._budget.take(upload, len(piece))
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"a body may have at most {self._max_bytes} bytes", code="body_too_large")

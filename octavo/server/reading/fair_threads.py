@@ -14,7 +14,7 @@ Found = TypeVar("Found")
 _Turn = asyncio.Future[None]
 
 
-class Turns:
+class FairThreads:
     """A pool of threads whose time the senders of requests share. For one event loop.
 
     Senders take turns, whatever one of them has sent before, and no sender gets all threads: one is left for

@@ -18,7 +18,7 @@ import msgspec
 from octavo.child_process import ChildProcess
 from octavo.errors import NotReadyError
 from octavo.server.api_errors import ApiError
-from octavo.server.reading.fair_threads import Turns
+from octavo.server.reading.fair_threads import FairThreads
 from octavo.server.reading.forms import Outline, Refusal, Reply, Task, encode
 
 logger = logging.getLogger("octavo.server")
@@ -43,7 +43,7 @@ class ReadingProcesses:
         """
         self._outline = outline
         self._encoded_outline: bytes | None = None
-        self._threads = Turns(_NUM_CHILDREN, "octavo-bodies")
+        self._threads = FairThreads(_NUM_CHILDREN, "octavo-bodies")
         # The child of each thread; `_children` are all of them, for `close`.
         self._own = threading.local()
         self._lock = threading.Lock()

@@ -18,7 +18,7 @@ from octavo.errors import NotReadyError
 from octavo.router import Fleet, Flight, Marks, Replica, read_marks
 from octavo.server.api_errors import ApiError, as_api_error
 from octavo.server.config import ServerConfig
-from octavo.server.entry.bodies import BodyReader, Shelf
+from octavo.server.entry.bodies import BodyBudget, BodyReader
 from octavo.server.entry.door import Door
 from octavo.server.entry.sending import Answer, Body
 from octavo.server.limits import ClientGoneError, unless_gone
@@ -83,7 +83,7 @@ class Front:
         self._config = config
         self._door = Door(config)
         self._bodies = BodyReader(config)
-        self._shelf = Shelf(config.max_body_bytes * _NUM_LARGE_BODIES)
+        self._budget = BodyBudget(config.max_body_bytes * _NUM_LARGE_BODIES)
         self._links = {
             replica.name: Link(socket, config.write_timeout_s)
             for replica, socket in zip(self.fleet.replicas, sockets, strict=True)
@@ -103,17 +103,17 @@ class Front:
         num_silences = 0
         while True:
             try:
-                replica.hear(await link.report())
+                replica.note_report(await link.report())
                 num_silences = 0
             except TimeoutError:
                 # A slow replica keeps its last report for a while. A clock would not do: this process may
                 # have been stopped itself.
                 num_silences += 1
                 if num_silences >= _MAX_SILENCES:
-                    replica.hear(None)
+                    replica.note_report(None)
                     link.break_off()
             except (aiohttp.ClientError, msgspec.DecodeError):
-                replica.hear(None)
+                replica.note_report(None)
             await asyncio.sleep(REFRESH_S if replica.is_ready else _RETRY_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -151,7 +151,7 @@ class Front:
             return await self._say_metrics(request, send)
         if path == "/live":
             return await self._show(scope, request, receive, send)
-        with self._shelf.reserve(scope["octavo.sender"], len(request.body)):
+        with self._budget.reserve(scope["octavo.sender"], len(request.body)):
             await unless_gone(receive, self._route(request, send))
 
     async def _read(self, scope: Scope, path: str, receive: Receive) -> ClientRequest:
@@ -182,7 +182,7 @@ class Front:
                 if await self._try(request, flight, send, final=len(tried) == len(self._links)):
                     return
             except aiohttp.ClientError as error:
-                flight.replica.hear(None)
+                flight.replica.note_report(None)
                 num_deaths += not isinstance(error, ReplicaSilentError)
                 if num_deaths > 1:
                     raise ApiError(

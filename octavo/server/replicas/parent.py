@@ -127,7 +127,7 @@ class Role:
     config: ServerConfig
 
 
-def raise_family(config: ServerConfig, device: str, num_gpus: int) -> Role:
+def fork_replicas(config: ServerConfig, device: str, num_gpus: int) -> Role:
     """Fork a front and `config.replicas` replicas. Returns in each child, never in the parent.
 
     Args:
@@ -142,18 +142,18 @@ def raise_family(config: ServerConfig, device: str, num_gpus: int) -> Role:
     """
     take_share(device, 0, config.replicas, num_gpus, dry=True)
     folder = Path(tempfile.mkdtemp(prefix="octavo-"))
-    family = _Family(config, device, num_gpus, folder)
+    members = _Members(config, device, num_gpus, folder)
     role = None
     try:
-        role = family.attend()
+        role = members.run()
         return role
     finally:
         if role is None:
-            family.end()
+            members.end()
             shutil.rmtree(folder, ignore_errors=True)
 
 
-class _Family:
+class _Members:
     """All child processes, from the parent's side."""
 
     def __init__(self, config: ServerConfig, device: str, num_gpus: int, folder: Path) -> None:
@@ -167,8 +167,8 @@ class _Family:
         self._is_leaving = False
         self._signals = (signal.SIGCHLD, *leaving_signals())
 
-    def attend(self) -> Role:
-        """Fork all members, then handle signals; see raise_family."""
+    def run(self) -> Role:
+        """Fork all members, then handle signals; see fork_replicas."""
         signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
         missing = [_FRONT, *range(self._config.replicas)]
         while True:

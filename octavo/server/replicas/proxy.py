@@ -136,7 +136,7 @@ class Link:
         except aiohttp.ClientError:
             if not begun:
                 raise
-            flight.replica.hear(None)
+            flight.replica.note_report(None)
             # It may have died in the middle of an event.
             await send_body(
                 send, EVENT_END + broken_stream_event(request.path), self._write_timeout_s, more=False

@@ -351,9 +351,9 @@ def raise_family(folder: Path, code: int) -> tuple[int, str]:
     program = f"""
 import os, signal, sys
 from octavo.server.config import ServerConfig
-from octavo.server.replicas.parent import raise_family
+from octavo.server.replicas.parent import fork_replicas
 
-role = raise_family(ServerConfig(replicas=3, max_restarts=2), "cpu", 1)
+role = fork_replicas(ServerConfig(replicas=3, max_restarts=2), "cpu", 1)
 assert "torch" not in sys.modules
 if role.replica is None:
     signal.pause()
