@@ -23,8 +23,8 @@ from support.texts import TIDE
 from torch import Tensor
 
 from octavo import LLM, RequestOutput, SamplingParams
-from octavo.layers.linear.float8.on_cpu import Float8CpuLinear
-from octavo.layers.linear.float8.weight import quantise_rows
+from octavo.forms.float8 import quantise_rows
+from octavo.gemm.cpu.float8_rows import Float8CpuLinear
 from octavo.models import resolve_model
 
 TYPES = "Q4_0,Q4_1,Q5_0,Q5_1,Q8_0"

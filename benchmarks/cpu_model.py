@@ -16,7 +16,7 @@ from support.common import make_parser, publish, read_bandwidth, table
 from support.model_folder import model_folder
 
 from octavo import LLM, SamplingParams
-from octavo.layers.linear.bfloat16 import matrix_units
+from octavo.gemm.cpu.bfloat16 import matrix_units
 from octavo.models import ModelConfig, read_config, resolve_model
 
 FORMS = ("none", "bf16", "fp8", "int8")

@@ -15,21 +15,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from gpu_gemv import Chain, Layer, fused
-from gpu_linear import EPS, MODELS, microseconds, random_numbers
-from gpu_quantized import BYTES_PER_SECOND
 from support.common import make_parser, publish, table
+from support.products import BYTES_PER_SECOND, EPS, FORMS, MODELS, Chain, microseconds, random_numbers
 from torch import Tensor
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
 from octavo.attention import AttentionMetadata, KVCache
 from octavo.layers.layer_options import LayerOptions
-from octavo.layers.linear.choice import choose_gemm
-from octavo.layers.linear.float8.on_gpu import choose_path
-from octavo.layers.linear.float8.weight import Float8Weight
-from octavo.layers.linear.fused import product_of
-from octavo.layers.linear.grouped.gemv.gemv import packed_gemv_linear
-from octavo.layers.linear.grouped.weight import GroupedWeight
 from octavo.layers.norm import HeadRMSNorm
 from octavo.layers.steps.triton import TritonStep
 
@@ -101,36 +93,28 @@ class Sequence:
         return self.cache.data[index].view(2, self.num_kv_heads, -1, _HEAD_DIM)
 
 
-def fastest(
-    x: Tensor, weight: Any, norm: Tensor | None, activation: str | None, residual: Tensor | None
-) -> Tensor:
-    """Octavo's choice for a single row."""
-    if isinstance(weight, GroupedWeight):
-        return fused(packed_gemv_linear)(x, weight, norm, activation, residual)
-    gemm = choose_path(1, weight) if isinstance(weight, Float8Weight) else choose_gemm(x, weight)
-    assert gemm in ("gemv", "skinny")
-    return fused(product_of(gemm))(x, weight, norm, activation, residual)
-
-
 def layer_us(chain: Chain, attention: Attention) -> float:
     """Time of a layer with an attention."""
     indices = {id(layer): index for index, layer in enumerate(chain.layers)}
     qkv = random_numbers(1, chain.shapes[-1].num_weight_rows)
 
-    def run(layer: Layer) -> None:
+    hidden = random_numbers(1, chain.shapes[0].num_columns)
+
+    def run(layer: list[Any]) -> None:
         nonlocal qkv
-        qkv = chain.run(layer, attention(indices[id(layer)], qkv), fastest)
+        qkv = chain.run(layer, attention(indices[id(layer)], qkv), hidden)
 
     return microseconds(run, chain.layers)
 
 
 def compare(model: str, form: str, contexts: list[int]) -> Iterator[dict[str, object]]:
     """Time a layer at several contexts."""
-    qkv, o, gate_up, down, _ = MODELS[model]
-    chain = Chain((o, gate_up, down, qkv), form)
+    *layer, _ = MODELS[model]
+    chain = Chain(layer, FORMS[form])
+    layer_bytes = sum(shape.num_weights for shape in layer) * FORMS[form].bytes_per_number
     for context in contexts:
         sequence = Sequence(chain, context)
-        bound_us = (chain.layer_bytes + sequence.kv_bytes) / BYTES_PER_SECOND * 1e6
+        bound_us = (layer_bytes + sequence.kv_bytes) / BYTES_PER_SECOND * 1e6
         kinds = {
             "alone_us": sequence.by_octavo(alone=True),
             "any_us": sequence.by_octavo(alone=False),

@@ -8,15 +8,15 @@ takes longer. The last line is JSON.
     python benchmarks/gpu_deterministic.py [--model 0.6b] [--nano] [--save MACHINE]
 """
 
-from gpu_linear import microseconds, random_numbers
 from support.common import make_parser, publish, table
 from support.gpu_bound import SHAPES
 from support.gpu_model import load, run
 from support.gpu_timing import copy_bandwidth, matrix_flops
 from support.gpu_workloads import WORKLOADS
+from support.products import microseconds, random_numbers
 from torch.nn.functional import linear
 
-from octavo.layers.linear.invariant import invariant_linear
+from octavo.gemm.portable.invariant import invariant_linear
 
 _ROWS = (1, 64, 256, 8192)
 # Bytes of weights that calls go through, several times an L2 cache of 50 MB, so that they come from memory.

@@ -16,8 +16,9 @@ from gpu_moe import MODELS, Shape, random, random_experts
 from support.common import make_parser, publish, table
 from support.gpu_timing import graph_seconds
 
-from octavo.layers.moe.router import Choice, Router
-from octavo.layers.moe.stacked import StackedExperts
+from octavo.gemm.expert_choice import Choice
+from octavo.gemm.stacked_experts import StackedExperts
+from octavo.layers.router import Router
 from octavo.parallel import TensorParallel, shard_whole
 
 _TOKENS = [1, 4, 16, 64, 256, 1024, 4096]

@@ -24,20 +24,27 @@ from support.common import make_parser, publish, table
 from support.gpu_timing import copy_rate, graph_seconds, matrix_rate
 from torch import Tensor
 
-from octavo.gpu.kernels import compile_kernels
+from octavo.forms.float_experts import ExpertWeight
+from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight, num_spans, pack_exponents
+from octavo.forms.packed_experts import PackedExpertWeight
+from octavo.gemm.expert_choice import Choice
+from octavo.gemm.expert_table import choose_product
+from octavo.gemm.portable.experts.combine import combine_rows
+from octavo.gemm.portable.experts.expert_tiling import (
+    AnyExpertWeight,
+    GroupedTiling,
+    Mxfp4Tiling,
+    PackedTiling,
+    row_slots,
+)
+from octavo.gemm.portable.experts.sort_pairs import sort_pairs
+from octavo.gemm.portable.skinny_tiling import Tiling
+from octavo.gemm.stacked_experts import StackedExperts, few_kernels, grouped_kernels
+from octavo.kernels.activation import gated_activation
+from octavo.kernels.compiled import compile_kernels
 from octavo.layers import RMSNorm
-from octavo.layers.linear.skinny_tiling import Tiling
-from octavo.layers.moe.choice import choose_product
-from octavo.layers.moe.feed_forward import ExpertFeedForward
-from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight, num_spans, pack_exponents
-from octavo.layers.moe.packed_weight import PackedExpertWeight
-from octavo.layers.moe.router import Choice, Router
-from octavo.layers.moe.stacked import StackedExperts, few_kernels, grouped_kernels
-from octavo.layers.moe.tiling import AnyExpertWeight, GroupedTiling, Mxfp4Tiling, PackedTiling, row_slots
-from octavo.layers.moe.triton.combine import combine_rows
-from octavo.layers.moe.triton.sort import sort_pairs
-from octavo.layers.moe.weight import ExpertWeight
-from octavo.layers.triton.activation import gated_activation
+from octavo.layers.expert_feed_forward import ExpertFeedForward
+from octavo.layers.router import Router
 from octavo.parallel import TensorParallel
 
 # PyTorch has no public name for it yet.

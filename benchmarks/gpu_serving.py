@@ -8,12 +8,16 @@ Without --peer vllm the figures of vLLM are those recorded on another H200. Ever
 
     python benchmarks/gpu_serving.py [--model 0.6b] [--workloads nano,mid,single,ttft8k] [--sharing both]
                                       [--peer vllm] [--peer-limit 60] [--startup] [--kv-cache-dtype fp8]
-                                      [--quantization fp8] [--runs 3] [--save MACHINE] [--commit ID]
+                                      [--quantization fp8] [--generation 8] [--runs 3] [--save MACHINE]
+
+--quantization int4 takes random integers in groups of 128, --generation 8 the kernels of an older GPU.
 """
 
 import argparse
+import os
 import sys
 import time
+from contextlib import nullcontext
 from importlib.util import find_spec
 from typing import Any
 
@@ -25,7 +29,10 @@ from support.gpu_model import free_memory, load, run
 from support.gpu_timing import copy_bandwidth, matrix_flops
 from support.gpu_workloads import SHORT_WORKLOADS, WORKLOADS, Workload, recorded_vllm, run_figures
 from support.model_folder import model_config
+from support.random_int4 import GPTQ, random_int4
 from support.startup import measure_startup
+
+from octavo.kernels.device import GENERATION_VARIABLE
 
 Figures = dict[str, Any]
 
@@ -36,7 +43,7 @@ def main() -> None:
     parser.add_argument("--workloads", default=",".join(SHORT_WORKLOADS))
     parser.add_argument("--sharing", choices=["on", "off", "both"], default="on", help="share_prefixes")
     parser.add_argument("--kv-cache-dtype", choices=["auto", "fp8"], default="auto")
-    parser.add_argument("--quantization", choices=["auto", "fp8"], default="auto", help="of weights")
+    parser.add_argument("--quantization", choices=["auto", "fp8", "int4"], default="auto", help="of weights")
     parser.add_argument(
         "--peer", choices=["hf", "vllm", "none"], default="hf" if find_spec("transformers") else "none"
     )
@@ -45,12 +52,17 @@ def main() -> None:
     )
     parser.add_argument("--runs", type=int, default=3, help="runs of a workload on an engine")
     parser.add_argument("--startup", action="store_true", help="measure start-up in fresh processes too")
+    parser.add_argument("--generation", help="take the kernels of an older GPU: 8")
     arguments = parser.parse_args()
+    if arguments.generation:
+        os.environ[GENERATION_VARIABLE] = arguments.generation
     report = measure(arguments)
     print_report(report)
     suffix = "" if arguments.kv_cache_dtype == "auto" else f"-{arguments.kv_cache_dtype}"
     if arguments.quantization != "auto":
         suffix += f"-weights-{arguments.quantization}"
+    if arguments.generation:
+        suffix += f"-generation-{arguments.generation}"
     publish(f"gpu_serving-{arguments.model}{suffix}", report, arguments)
 
 
@@ -63,12 +75,14 @@ def measure(arguments: argparse.Namespace) -> Figures:
     if arguments.peer == "vllm":
         settings = {"model": size, "kv_cache_dtype": kv_cache_dtype, "runs": arguments.runs}
         if arguments.quantization != "auto":
-            settings["quantization"] = arguments.quantization
+            weights = {"fp8": {"quantization": "fp8"}, "int4": {"fields": {"quantization_config": GPTQ}}}
+            settings |= weights[arguments.quantization]
         vllm = measure_in_child("offline", {**settings, "workloads": list(workloads)}, limit_s=420)
     measured = {
         "model": size,
         "kv_cache_dtype": kv_cache_dtype,
         "quantization": arguments.quantization,
+        "generation": arguments.generation,
         "copy_bytes_per_s": copy_bandwidth(),
         "matrix_flops": matrix_flops(),
     }
@@ -112,8 +126,10 @@ def measure_engine(
 ) -> Figures:
     """Load one engine and run each workload several times."""
     start = time.perf_counter()
-    quantization = arguments.quantization
-    llm = load(arguments.model, arguments.kv_cache_dtype, share_prefixes, quantization=quantization)
+    is_int4 = arguments.quantization == "int4"
+    quantization = "auto" if is_int4 else arguments.quantization
+    with random_int4() if is_int4 else nullcontext():
+        llm = load(arguments.model, arguments.kv_cache_dtype, share_prefixes, quantization=quantization)
     ready_s = time.perf_counter() - start
     results = {}
     for name, workload in workloads.items():

@@ -180,7 +180,7 @@ def _rows(num_bytes: int, device: torch.device) -> tuple[torch.Tensor, torch.Ten
 
 def _own_sums(num_bytes: int, parallel: TensorParallel, device: torch.device) -> dict[str, Call]:
     """The engine's kernels, whatever it would choose."""
-    from octavo.layers.triton.sum_norm import sum_rms_norm
+    from octavo.parallel.triton.sum_norm import sum_rms_norm
     from octavo.parallel.triton.sums import sum_one_shot, sum_two_shot
 
     part, residual, weight = _rows(num_bytes, device)

@@ -13,8 +13,8 @@ import torch
 from support.common import make_parser, publish, table
 from torch import Tensor
 
-from octavo.layers.linear.blocks.weight import BlockWeight
-from octavo.layers.linear.grouped.weight import GroupedWeight
+from octavo.forms.blocks import BlockWeight
+from octavo.forms.packed import GroupedWeight
 from octavo.models.formats.gguf.blocks import blocks_of
 from octavo.models.formats.gguf.types import GGML_TYPES
 from octavo.models.formats.schemes import read_scheme

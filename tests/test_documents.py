@@ -107,5 +107,5 @@ def test_architecture_names_files_that_exist() -> None:
         for path in (ROOT / folder).rglob("*.*")
     ]
     named = named_files((ROOT / "ARCHITECTURE.md").read_text())
-    assert {"layers/linear/skinny.py", "layers/linear/hopper/gemm.py"} <= named
+    assert {"gemm/portable/skinny.py", "gemm/hopper/floats/dense_gemm.py"} <= named
     assert [name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in files)] == []

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from octavo import patience as octavo_patience
-from octavo.attention.cpu import compile as compiling
-from octavo.attention.cpu.compile import KernelUnavailableError
+from octavo.attention.cpu.kernel import ATTENTION
 from octavo.child_process import ChildProcess
+from octavo.kernels.c import compile as compiling
+from octavo.kernels.c.compile import KernelUnavailableError
 from octavo.patience import Patience, communicate, work_of
 
 pytestmark = pytest.mark.skipif(
@@ -114,14 +115,14 @@ def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 def test_a_slow_compiler_is_waited_for(compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "_IDLE_S", 1.5)
     compiler(WORK.format(2))
-    compiling.load_library()
+    compiling.load_library(ATTENTION)
 
 
 def test_a_compiler_that_stands_still_is_an_error(compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "_IDLE_S", 0.5)
     compiler("import time; time.sleep(600)")
     with pytest.raises(KernelUnavailableError, match=r"the C compiler failed: .*it stood still"):
-        compiling.load_library()
+        compiling.load_library(ATTENTION)
 
 
 CHILD = """
@@ -173,7 +174,7 @@ def test_tests_are_waited_for_while_they_work(tmp_path: Path) -> None:
         "timeout=1",
         str(tmp_path),
     ]
-    paths = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join([str(here / "support"), str(here.parent), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": paths}
     )

@@ -65,8 +65,8 @@ def float32_flops() -> float:
 
 def block_flops() -> float:
     """Operations per second of Octavo's products with weights in blocks of 4 bits, all in a core's cache."""
-    from octavo.layers.linear.blocks.linear import BlockLinear, tiled
-    from octavo.layers.linear.blocks.weight import BlockWeight
+    from octavo.forms.blocks import BlockWeight
+    from octavo.gemm.cpu.block_linear import BlockLinear, tiled
 
     rows, columns = 1024, 512
     scales = torch.ones(rows, columns // 32, dtype=torch.float16)

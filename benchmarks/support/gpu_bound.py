@@ -84,9 +84,10 @@ def bound_s(
 
 def run_bound_s(run: Mapping[str, Any], workload: Workload) -> float:
     """Seconds for a workload by what a report of gpu_serving.py says of its run: model, dtypes and rates."""
-    weight_bytes = 1 if run.get("quantization") == "fp8" else 2
+    # In 4 bits, a group of 128 has a scale and a minimum; products of many rows are in bfloat16.
+    weight_bytes = {"fp8": 1, "int4": 17 / 32}.get(run.get("quantization", ""), 2)
     number_bytes = 1 if run.get("kv_cache_dtype") == "fp8" else 2
-    flops = run["matrix_flops"] * 2 / weight_bytes
+    flops = run["matrix_flops"] * (2 if weight_bytes == 1 else 1)
     return bound_s(run["model"], workload, run["copy_bytes_per_s"], flops, number_bytes, weight_bytes)
 
 

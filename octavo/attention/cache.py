@@ -10,7 +10,7 @@ from torch import Tensor
 
 from octavo.attention.float8 import FLOAT8, as_bytes
 from octavo.errors import InvalidArgumentError, OutOfMemoryError
-from octavo.gpu.copies import to_device
+from octavo.kernels.copies import to_device
 
 COPIED_BYTES = 256 * 2**20
 """Largest temporary copy while blocks are copied, in bytes; a single block may be larger."""

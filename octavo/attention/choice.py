@@ -23,7 +23,7 @@ from octavo.attention.float8 import FLOAT8
 from octavo.attention.hopper import shapes as hopper
 from octavo.attention.triton.shapes import TileShape, node_shape, padded_head_dim, thin_shape
 from octavo.errors import ConfigError, suggest
-from octavo.gpu.device import num_multiprocessors
+from octavo.kernels.device import num_multiprocessors
 
 if TYPE_CHECKING:
     from octavo.attention.cache import LayerCache

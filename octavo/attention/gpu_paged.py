@@ -17,7 +17,7 @@ from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton.shapes import ONE_BLOCK
 from octavo.errors import InvalidArgumentError
-from octavo.gpu.device import triton_unsupported_reason
+from octavo.kernels.device import triton_unsupported_reason
 
 if TYPE_CHECKING:
     from octavo.attention.triton.arguments import Call

@@ -7,8 +7,8 @@ from octavo.config import EngineConfig
 from octavo.engine.memory import ExecutionPlan, gib, plan_execution, plan_weights
 from octavo.engine.memory.weights import WeightGroup
 from octavo.errors import OutOfMemoryError
-from octavo.layers.linear.choice import describe_layers
-from octavo.layers.moe.choice import describe_experts
+from octavo.gemm.expert_table import describe_experts
+from octavo.gemm.table import describe_layers
 from octavo.models import (
     ModelConfig,
     ModelSource,

@@ -44,10 +44,10 @@ def run_compile(model: str | None, config: EngineConfig, *, quiet: bool) -> None
         config = dataclasses.replace(config, model=model)
     import torch
 
-    from octavo.attention.cpu.compile import cache_folder
     from octavo.attention.cpu.kernel import unsupported_reason
     from octavo.engine.memory import gib
-    from octavo.layers.cpu.library import compile_failure
+    from octavo.gemm.cpu.library import compile_failure
+    from octavo.kernels.c.compile import cache_folder
 
     begun = time.perf_counter()
     llm = load(config, quiet=quiet)

@@ -36,6 +36,8 @@ from octavo.own_files import read_own_file
 PREFIX = "OCTAVO_"
 FILE_NAME = "octavo.toml"
 CONFIG_FLAG, CONFIG_VARIABLE = "--config", "OCTAVO_CONFIG"
+# Variables that operators and kernels read, whoever calls them.
+_OTHER_VARIABLES = {CONFIG_VARIABLE, "OCTAVO_DEBUG", "OCTAVO_GPU_GENERATION"}
 _MAX_FILE_BYTES = 1 << 20
 # A service `octavo-front` adds OCTAVO_FRONT_SERVICE_HOST=10.0.0.1, OCTAVO_FRONT_PORT_80_TCP_ADDR=10.0.0.1 and
 # more, and OCTAVO_FRONT_PORT=tcp://10.0.0.1:80, which only its value tells from an option.
@@ -111,7 +113,7 @@ def _check_environment(
     """Refuse variables that no command knows; a variable of another command is fine."""
     variables = sorted(name for name in os.environ if name.startswith(PREFIX))
     if variables:
-        known = {PREFIX + name.upper() for names in options().values() for name in names} | {CONFIG_VARIABLE}
+        known = {PREFIX + name.upper() for names in options().values() for name in names} | _OTHER_VARIABLES
         for variable in variables:
             if variable not in known and not _is_service(variable):
                 raise ConfigError(f"unknown environment variable {variable!r}{suggest(variable, known)}")

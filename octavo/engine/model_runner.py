@@ -16,7 +16,7 @@ from octavo.engine.step.result import LateWork, PrepareProgress, StepResult
 from octavo.engine.step.scheduled import ScheduledRequest, SchedulerOutput
 from octavo.engine.step.threads import StepThreads
 from octavo.engine.structured.masks import TokenMasks
-from octavo.gpu.copies import to_device
+from octavo.kernels.copies import to_device
 from octavo.models import Decoder
 
 

@@ -1,12 +1,12 @@
 """The parts of a decoder: plain classes that hold tensors and are called with tensors; inference only."""
 
+from octavo.gemm.table import is_gemv, make_invariant_linear, make_linear, make_quantised_linear
 from octavo.layers.activation import ACTIVATIONS, activate_and_multiply
 from octavo.layers.attention import AttentionLayer
 from octavo.layers.block import kernels_of, make_input, make_output
 from octavo.layers.embedding import Embedding, LMHead, vocabulary_shard
 from octavo.layers.feed_forward import FeedForward
 from octavo.layers.layer_options import LayerOptions
-from octavo.layers.linear.choice import is_gemv, make_invariant_linear, make_linear, make_quantised_linear
 from octavo.layers.norm import HeadRMSNorm, RMSNorm, WideQKNorm
 from octavo.layers.rope_scaling import RopeConfig, inverse_frequencies
 from octavo.layers.rotary import Rotary, interleave_halves, rotate_

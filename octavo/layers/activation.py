@@ -7,10 +7,10 @@ from types import MappingProxyType
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
-from octavo.gpu.device import has_triton
-from octavo.layers.clamped_swiglu import NAME as CLAMPED
-from octavo.layers.clamped_swiglu import clamped_swiglu
-from octavo.layers.cpu import layers as cpu_layers
+from octavo.kernels.clamped_swiglu import NAME as CLAMPED
+from octavo.kernels.clamped_swiglu import clamped_swiglu
+from octavo.kernels.device import has_triton
+from octavo.layers import compiled_norm as cpu_layers
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {"silu": silu, "gelu": gelu, "gelu_tanh": partial(gelu, approximate="tanh")}
@@ -24,7 +24,7 @@ def activate_and_multiply(gate_up: Tensor, name: str) -> Tensor:
     The name is one of ACTIVATIONS, or "clamped_swiglu", which is not a product of an activation and up.
     """
     if has_triton(gate_up):
-        from octavo.layers.triton.activation import gated_activation
+        from octavo.kernels.activation import gated_activation
 
         return gated_activation(gate_up, name)
     if name == "silu" and cpu_layers.unsupported_reason(gate_up) is None:

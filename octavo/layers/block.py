@@ -5,7 +5,7 @@
 
 On a GPU with Triton, the GEMV (1 row) and the skinny GEMM (up to 4 rows) fuse each line into one kernel, but
 for norms of outputs. The Hopper GEMM (2 to 256 rows) does the same but for the norm of the input.
-linear.choice decides which one runs.
+gemm.table decides which one runs.
 
 With several ranks, what a BlockOutput returns is this rank's part of a sum. The norm of the next block's
 input sums it over ranks, adds it to the stream, and norms that: on GPUs often one kernel. A norm of the
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from octavo.gemm.fused import FusedLinear, product_of
+from octavo.gemm.plain import Linear, PlainLinear
+from octavo.gemm.table import choose_gemm, has_fused_gemms
 from octavo.layers.activation import activate_and_multiply
-from octavo.layers.linear.choice import choose_gemm, has_fused_gemms
-from octavo.layers.linear.fused import FusedLinear, product_of
-from octavo.layers.linear.plain import Linear, PlainLinear
 from octavo.layers.norm import RMSNorm
 from octavo.parallel import TensorParallel
 

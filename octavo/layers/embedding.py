@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from octavo.gpu.device import has_triton
-from octavo.layers.linear.blocks.linear import TiledBlocks
-from octavo.layers.linear.plain import Linear
+from octavo.gemm.cpu.block_linear import TiledBlocks
+from octavo.gemm.plain import Linear
+from octavo.kernels.device import has_triton
 from octavo.parallel import TensorParallel
 
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
-from octavo.gpu.device import has_triton
-from octavo.layers.cpu import layers as cpu_layers
+from octavo.kernels.device import has_triton
+from octavo.layers import compiled_norm as cpu_layers
 from octavo.parallel import TensorParallel
 
 
@@ -37,12 +37,12 @@ class RMSNorm:
         if delta is not None and has_triton(delta):
             memory = self._parallel.memory_for(delta)
             if memory is not None:
-                from octavo.layers.triton.sum_norm import sum_rms_norm
+                from octavo.parallel.triton.sum_norm import sum_rms_norm
 
                 return sum_rms_norm(x, delta, self.weight, self.eps, memory)
         delta = self.whole(delta)
         if has_triton(x):
-            from octavo.layers.triton.norm import rms_norm as triton_rms_norm
+            from octavo.kernels.rms_norm import rms_norm as triton_rms_norm
 
             return triton_rms_norm(x, self.weight, self.eps, delta=delta)
         tensors = (x, self.weight) if delta is None else (x, self.weight, delta)

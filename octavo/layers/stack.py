@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import torch
 
+from octavo.gemm.cpu.block_linear import BlockLinear
 from octavo.layers.attention import AttentionLayer
 from octavo.layers.block import BlockInput, BlockOutput, PlainInput, PlainOutput
-from octavo.layers.cpu.stack import LayerStack, StackLayer
+from octavo.layers.compiled_stack import LayerStack, StackLayer
 from octavo.layers.feed_forward import FeedForward
-from octavo.layers.linear.blocks.linear import BlockLinear
 
 
 def unsupported_reason(attention: AttentionLayer, feed_forward: FeedForward) -> str | None:

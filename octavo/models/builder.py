@@ -9,6 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from octavo.forms.base import QuantisedWeight
+from octavo.gemm.cpu.block_linear import AnyBlocks, BlockLinear, TiledBlocks, tiled_on_cpu
+from octavo.gemm.cpu.huge_pages import HugePages, return_freed_memory
+from octavo.gemm.expert_table import stacks_experts
+from octavo.gemm.plain import Linear
 from octavo.layers import (
     AttentionLayer,
     Embedding,
@@ -27,14 +32,9 @@ from octavo.layers import (
     make_quantised_linear,
     vocabulary_shard,
 )
-from octavo.layers.cpu.huge_pages import HugePages, return_freed_memory
-from octavo.layers.linear.blocks.linear import AnyBlocks, BlockLinear, TiledBlocks, tiled_on_cpu
-from octavo.layers.linear.plain import Linear
-from octavo.layers.linear.quantised import QuantisedWeight
-from octavo.layers.moe.choice import stacks_experts
-from octavo.layers.moe.experts import Experts, ListedExperts
-from octavo.layers.moe.feed_forward import ExpertFeedForward
-from octavo.layers.moe.router import Router
+from octavo.layers.expert_feed_forward import ExpertFeedForward
+from octavo.layers.experts import Experts, ListedExperts
+from octavo.layers.router import Router
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import DecoderLayer

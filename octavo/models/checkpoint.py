@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from octavo.errors import WeightsError, suggest
-from octavo.layers.linear.float8.weight import quantise
-from octavo.layers.linear.quantised import QuantisedWeight, Storage
+from octavo.forms.base import QuantisedWeight, Storage
+from octavo.forms.float8 import quantise
 from octavo.models.weights import Part, QuantisedSource, WeightSource
 
 # Tensors of some checkpoints that are not needed: rotary tables, which follow from the config, and scales of

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from octavo.errors import ConfigError, FileFormatError, UnsupportedModelError
+from octavo.kernels.clamped_swiglu import LIMIT, NAME, SLOPE
 from octavo.layers import RopeConfig
-from octavo.layers.clamped_swiglu import LIMIT, NAME, SLOPE
 from octavo.models.config_fields import ConfigFields
 from octavo.models.experts.config import NUM_EXPERTS_KEYS, ExpertsConfig, read_experts
 from octavo.models.families.family import Family

@@ -18,8 +18,8 @@ from octavo.layers import (
     kernels_of,
     make_step,
 )
-from octavo.layers.cpu.stack import LayerStack
-from octavo.layers.moe.feed_forward import ExpertFeedForward
+from octavo.layers.compiled_stack import LayerStack
+from octavo.layers.expert_feed_forward import ExpertFeedForward
 from octavo.layers.steps.cpu import CpuStep
 from octavo.models.config import ModelConfig
 from octavo.parallel import TensorParallel

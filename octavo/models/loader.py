@@ -14,8 +14,8 @@ from contextlib import nullcontext
 import torch
 
 from octavo.errors import ConfigError
+from octavo.gemm.cpu.huge_pages import return_freed_memory
 from octavo.layers import Rotary, inverse_frequencies
-from octavo.layers.cpu.huge_pages import return_freed_memory
 from octavo.layers.stack import make_stack
 from octavo.models.builder import Builder
 from octavo.models.checkpoint import Checkpoint, check_tensors

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import WeightsError
-from octavo.layers.linear.quantised import QuantisedWeight, Storage
+from octavo.forms.base import QuantisedWeight, Storage
 from octavo.models.weights import (
     CPU,
     Part,

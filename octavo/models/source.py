@@ -12,9 +12,9 @@ from typing import Literal
 
 from octavo.config import DEFAULT_MODEL, LoadFormat
 from octavo.errors import ConfigError, FileFormatError, ModelNotFoundError
+from octavo.forms.base import Storage
 from octavo.install_hint import install_extra, pip_command
 from octavo.json_file import is_present, read_json_object
-from octavo.layers.linear.quantised import Storage
 from octavo.models.config import ModelConfig
 from octavo.models.formats.dummy import DummyMxfp4, DummyWeights
 from octavo.models.formats.gguf.config import gguf_to_hf_config

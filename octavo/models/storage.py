@@ -6,10 +6,10 @@ from dataclasses import replace
 import torch
 
 from octavo.errors import ConfigError
-from octavo.layers.linear.choice import looks_up, multiplies
-from octavo.layers.linear.float8.weight import FLOAT8_ROWS
-from octavo.layers.linear.quantised import Storage
-from octavo.layers.moe.choice import unstackable_reason
+from octavo.forms.base import Storage
+from octavo.forms.float8 import FLOAT8_ROWS
+from octavo.gemm.expert_table import unstackable_reason
+from octavo.gemm.table import looks_up, multiplies
 
 _VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 # Projections that one product multiplies: all stay quantised, or none does.

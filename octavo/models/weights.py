@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import WeightsError, suggest
-from octavo.layers.linear.quantised import QuantisedWeight, Storage
+from octavo.forms.base import QuantisedWeight, Storage
 
 CPU = torch.device("cpu")
 # Rows or columns of a tensor, without a step; None: all of them.

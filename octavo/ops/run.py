@@ -7,7 +7,7 @@ from torch import Tensor
 
 from octavo.attention.float8 import FLOAT8
 from octavo.errors import InvalidArgumentError
-from octavo.gpu.repeat import Groups, tensors_in
+from octavo.kernels.repeat import Groups, tensors_in
 from octavo.ops.append import NewKeys, Rotary
 from octavo.ops.arguments import (
     check_maximum,

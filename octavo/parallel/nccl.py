@@ -159,7 +159,7 @@ def _finish(work: Any) -> None:
 
 def _is_dry_run() -> bool:
     """Whether kernels are compiled but not run. Ranks do that independently, so they must not communicate."""
-    from octavo.gpu.launch import is_dry_run
+    from octavo.kernels.launch import is_dry_run
 
     return is_dry_run()
 

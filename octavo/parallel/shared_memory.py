@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from octavo.gpu import driver
-from octavo.gpu.device import triton_unsupported_reason
+from octavo.kernels import driver
+from octavo.kernels.device import triton_unsupported_reason
 from octavo.parallel.choice import MAX_RANKS
 
 MAX_PROGRAMS = 256

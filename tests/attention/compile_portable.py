@@ -16,11 +16,11 @@ import triton.language as tl
 from compile_hopper import CACHE, VARYING, compile_kernel
 from triton.compiler import ASTSource
 
+from octavo.attention.step import alone
+from octavo.attention.step.token import Rotation
 from octavo.attention.triton import decode, prefill, store, uniform, units
 from octavo.attention.triton.arguments import Queries, Score, Shape
 from octavo.attention.triton.shapes import ONE_BLOCK, alone_shape, fat_shape, padded_head_dim, thin_shape
-from octavo.layers.triton import alone
-from octavo.layers.triton.token import Rotation
 
 sys.path.append(str(Path(__file__).parents[1] / "ops"))
 

@@ -7,16 +7,16 @@ from attention_cases import make_case, with_bfloat16_cache
 from fuzz_helpers import close, slots_of
 
 from octavo.attention import KVCache
+from octavo.forms.blocks import BlockWeight
+from octavo.forms.float8 import FLOAT8, Float8Weight
+from octavo.forms.mxfp4 import Mxfp4Weight
+from octavo.gemm.cpu.block_linear import BlockLinear, TiledBlocks, tiled
+from octavo.gemm.cpu.compiled_rows import CompiledFewRows, rows_in_bfloat16
+from octavo.gemm.expert_choice import Choice
 from octavo.layers import AttentionLayer, FeedForward, RMSNorm, make_input, make_output
-from octavo.layers.cpu.few import CompiledFewRows, rows_in_bfloat16
-from octavo.layers.cpu.layers import compiled_layers
+from octavo.layers.compiled_norm import compiled_layers
+from octavo.layers.experts import ListedExperts
 from octavo.layers.layer_options import LayerOptions
-from octavo.layers.linear.blocks.linear import BlockLinear, TiledBlocks, tiled
-from octavo.layers.linear.blocks.weight import BlockWeight
-from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
-from octavo.layers.linear.mxfp4.weight import Mxfp4Weight
-from octavo.layers.moe.experts import ListedExperts
-from octavo.layers.moe.router import Choice
 from octavo.layers.rotary import Rotary
 from octavo.layers.stack import make_stack
 from octavo.layers.steps.cpu import CpuStep

@@ -14,7 +14,7 @@ from octavo.attention.hopper import decode as hopper_decode
 from octavo.attention.hopper.shapes import FEW_LEAVES_SHAPE, LEAF_SHAPE
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton.arguments import make_call
-from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
+from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.steps.triton import TritonStep
 
@@ -249,7 +249,7 @@ def test_kernels_before_may_still_run(seq_lens, windows, head_dim, block_size, m
     slots = torch.where(last < 0, -1, blocks.long() * block_size + last % block_size)
     chain = Chain(replace(case, metadata=replace(metadata, slot_mapping=slots)), windows)
     with monkeypatch.context() as patch:
-        patch.setattr("octavo.gpu.launch.OVERLAP", False)
+        patch.setattr("octavo.kernels.launch.OVERLAP", False)
         chain.run()
     stored = chain.cache.data.view(torch.int16).clone()
     check_overlap(chain, monkeypatch)

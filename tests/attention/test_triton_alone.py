@@ -8,9 +8,9 @@ import triton_cases
 from alone_cases import AloneCase
 
 from octavo.attention.float8 import FLOAT8
-from octavo.gpu.launch import launch
+from octavo.attention.step import alone
+from octavo.kernels.launch import launch
 from octavo.layers.steps.triton import TritonStep
-from octavo.layers.triton import alone
 
 pytestmark = pytest.mark.skipif(triton_cases.HAS_GPU, reason="test_triton_alone_gpu.py runs it on the GPU")
 

@@ -6,9 +6,9 @@ from alone_cases import AloneCase
 from overlaps import check_overlap
 
 from octavo.attention.float8 import FLOAT8
-from octavo.gpu import launch
-from octavo.layers.linear.choice import choose_gemm
-from octavo.layers.linear.fused import product_of
+from octavo.gemm.fused import product_of
+from octavo.gemm.table import choose_gemm
+from octavo.kernels import launch
 from octavo.layers.steps.triton import TritonStep
 
 pytestmark = [

@@ -11,7 +11,7 @@ from octavo.attention.hopper import caches, prefill
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton.arguments import constant, empty_results, make_call
 from octavo.attention.triton.shapes import TileShape
-from octavo.gpu.device import power_of_two
+from octavo.kernels.device import power_of_two
 
 TILE = TileShape(16, 32, 4, 2, 1)
 

@@ -124,6 +124,8 @@ def test_no_fraction_is_rounded_to_an_integer(text: str, monkeypatch: pytest.Mon
 )
 def test_variables_of_no_option_are_refused(name: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_HEAD_DIM", "8")  # of another command
+    monkeypatch.setenv("OCTAVO_DEBUG", "1")  # of operators
+    monkeypatch.setenv("OCTAVO_GPU_GENERATION", "8")  # of kernels
     assert parse("generate")
     monkeypatch.setenv(name, "1")
     with pytest.raises(ConfigError, match=message):

@@ -13,9 +13,9 @@ from octavo.attention.choice import choose_impl
 from octavo.engine.loading import plan_model, read_decoder
 from octavo.engine.memory import ExecutionPlan, plan_execution
 from octavo.errors import ConfigError, OutOfMemoryError
-from octavo.layers.linear import bfloat16
-from octavo.layers.linear.float8.weight import FLOAT8_ROWS
-from octavo.layers.linear.quantised import Storage
+from octavo.forms.base import Storage
+from octavo.forms.float8 import FLOAT8_ROWS
+from octavo.gemm.cpu import bfloat16
 from octavo.models import ModelConfig
 from octavo.parallel import TensorParallel
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from octavo.gpu.launch import launch
-from octavo.gpu.repeat import Repeater, tensors_in
+from octavo.kernels.launch import launch
+from octavo.kernels.repeat import Repeater, tensors_in
 
 
 class Rows(NamedTuple):

@@ -10,9 +10,9 @@ import sys
 import triton.language as tl
 from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
 
-from octavo.layers.moe.mxfp4_many.gemm import NUM_WARPS
-from octavo.layers.moe.mxfp4_many.kernel import Operands, Shape, expert_gemm_kernel
-from octavo.layers.moe.mxfp4_many.tiling import ATOM, make_tiling
+from octavo.gemm.hopper.mxfp4.mxfp4_rows import NUM_WARPS
+from octavo.gemm.hopper.mxfp4.mxfp4_rows_kernel import Operands, Shape, expert_gemm_kernel
+from octavo.gemm.hopper.mxfp4.mxfp4_rows_tiling import ATOM, make_tiling
 
 # K, rows of a tile, activation, whether there are biases.
 CASES = {

@@ -10,8 +10,8 @@ import sys
 import triton.language as tl
 from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
 
-from octavo.layers.moe.mxfp4_gemv.kernel import Operands, Shape, expert_gemv_kernel
-from octavo.layers.moe.mxfp4_gemv.tiling import REGISTERS, WARPS, choose_mxfp4_gemv_tiling, copy_boxes
+from octavo.gemm.hopper.mxfp4.mxfp4_gemv_kernel import Operands, Shape, expert_gemv_kernel
+from octavo.gemm.hopper.mxfp4.mxfp4_gemv_tiling import REGISTERS, WARPS, choose_mxfp4_gemv_tiling, copy_boxes
 
 # K, experts of a token, activation, whether there are biases, and a residual.
 CASES = {

@@ -13,9 +13,10 @@ import triton.language as tl
 from compile_hopper import compiled_kernel, figures_of, inspect_cubin
 from triton.compiler import ASTSource
 
-from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
-from octavo.layers.moe.packed_weight import PackedExpertWeight
-from octavo.layers.moe.tiling import (
+from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight
+from octavo.forms.packed_experts import PackedExpertWeight
+from octavo.gemm.portable.experts.combine import _combine_kernel
+from octavo.gemm.portable.experts.expert_tiling import (
     FEW_TILING,
     MXFP4_FEW_TILING,
     Mxfp4Tiling,
@@ -23,12 +24,11 @@ from octavo.layers.moe.tiling import (
     choose_few_tiling,
     choose_grouped_tiling,
 )
-from octavo.layers.moe.triton.combine import _combine_kernel
-from octavo.layers.moe.triton.few import _few_down_kernel, _few_gate_up_kernel
-from octavo.layers.moe.triton.mxfp4_gemm import _mxfp4_kernel
-from octavo.layers.moe.triton.packed_few import _packed_few_kernel
-from octavo.layers.moe.triton.packed_grouped import _packed_kernel
-from octavo.layers.moe.triton.router import _choose_kernel
+from octavo.gemm.portable.experts.mxfp4_gemm import _mxfp4_kernel
+from octavo.gemm.portable.experts.packed_grouped import _packed_kernel
+from octavo.gemm.portable.experts.packed_pairs import _packed_few_kernel
+from octavo.gemm.portable.experts.pairs import _few_down_kernel, _few_gate_up_kernel
+from octavo.gemm.portable.experts.router_logits import _choose_kernel
 
 SIZE = 2880
 

@@ -10,9 +10,9 @@ import sys
 import triton.language as tl
 from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
 
-from octavo.layers.linear.gemv.tiling import ATOM_BYTES, TILE_ROWS, WARPS
-from octavo.layers.moe.float_gemv.kernel import Operands, RowShape, Shape, float_gemv_kernel
-from octavo.layers.moe.float_gemv.tiling import REGISTERS, choose_float_tiling
+from octavo.gemm.hopper.floats.dense_gemv_tiling import ATOM_BYTES, TILE_ROWS, WARPS
+from octavo.gemm.hopper.floats.expert_gemv_kernel import Operands, RowShape, Shape, float_gemv_kernel
+from octavo.gemm.hopper.floats.expert_gemv_tiling import REGISTERS, choose_float_tiling
 
 # K, experts of a token, tokens, activation, bytes of a number, numbers that share a scale.
 CASES = {

@@ -9,8 +9,8 @@ import sys
 import triton.language as tl
 from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
 
-from octavo.layers.linear.gemv.kernel import Operands, Shape, gemv_kernel
-from octavo.layers.linear.gemv.tiling import ATOM_BYTES, TILE_ROWS, WARPS, choose_gemv_tiling
+from octavo.gemm.hopper.floats.dense_gemv_kernel import Operands, Shape, gemv_kernel
+from octavo.gemm.hopper.floats.dense_gemv_tiling import ATOM_BYTES, TILE_ROWS, WARPS, choose_gemv_tiling
 
 # K, kind of the weight, whether x is normed, activation, residual, height and width of a scale.
 CASES = {

@@ -10,10 +10,10 @@ import sys
 import triton.language as tl
 from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
 
-from octavo.layers.linear.gemv.kernel import Operands, Shape
-from octavo.layers.linear.gemv.tiling import TILE_ROWS
-from octavo.layers.linear.grouped.gemv.kernel import packed_gemv_kernel
-from octavo.layers.linear.grouped.gemv.tiling import WARPS, choose_tiling
+from octavo.gemm.hopper.floats.dense_gemv_kernel import Operands, Shape
+from octavo.gemm.hopper.floats.dense_gemv_tiling import TILE_ROWS
+from octavo.gemm.hopper.packed.packed_gemv_kernel import packed_gemv_kernel
+from octavo.gemm.hopper.packed.packed_gemv_tiling import WARPS, choose_tiling
 
 # K, dtype of x, whether it is normed, activation, residual.
 CASES = {

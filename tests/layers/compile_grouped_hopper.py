@@ -10,12 +10,12 @@ import sys
 import triton.language as tl
 from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
 
-from octavo.layers.linear.grouped.hopper.gemm import NUM_WARPS
-from octavo.layers.linear.grouped.hopper.kernel import Shape, hopper_medium_kernel
-from octavo.layers.linear.grouped.hopper.parts import Parts
-from octavo.layers.linear.grouped.hopper.tiling import ATOM, make_tiling
-from octavo.layers.linear.grouped.result import Result
-from octavo.layers.linear.grouped.weight import PLANE, TILE
+from octavo.forms.packed import PLANE, TILE
+from octavo.gemm.hopper.packed.packed_gemm import NUM_WARPS
+from octavo.gemm.hopper.packed.packed_gemm_kernel import Shape, hopper_medium_kernel
+from octavo.gemm.hopper.packed.packed_gemm_tiling import ATOM, make_tiling
+from octavo.gemm.hopper.packed.parts import Parts
+from octavo.gemm.portable.packed.packed_result import Result
 
 # Rows of x of a block, blocks, programs on an SM, columns of a group, dtype, what is fused.
 CASES = {

@@ -9,9 +9,9 @@ import sys
 import triton.language as tl
 from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
 
-from octavo.layers.linear.float8.many.kernel import many_kernel
-from octavo.layers.linear.float8.many.tiles import Result, Shape
-from octavo.layers.linear.float8.many.tiling import HALF_ROWS, STEP, fill_tiling
+from octavo.gemm.hopper.float8.many_kernel import many_kernel
+from octavo.gemm.hopper.float8.many_tiles import Result, Shape
+from octavo.gemm.hopper.float8.many_tiling import HALF_ROWS, STEP, fill_tiling
 
 # Columns, extra, activation, bias, residual, whether scales are of tiles.
 CASES = {

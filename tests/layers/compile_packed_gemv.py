@@ -10,10 +10,10 @@ import sys
 import triton.language as tl
 from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
 
-from octavo.layers.linear.gemv.tiling import TILE_ROWS
-from octavo.layers.linear.grouped.gemv.tiling import WARPS
-from octavo.layers.moe.packed_gemv.kernel import Operands, Shape, packed_expert_kernel
-from octavo.layers.moe.packed_gemv.tiling import REGISTERS, choose_tiling
+from octavo.gemm.hopper.floats.dense_gemv_tiling import TILE_ROWS
+from octavo.gemm.hopper.packed.packed_expert_kernel import Operands, Shape, packed_expert_kernel
+from octavo.gemm.hopper.packed.packed_expert_tiling import REGISTERS, choose_tiling
+from octavo.gemm.hopper.packed.packed_gemv_tiling import WARPS
 
 # K, experts of the token, activation.
 CASES = {

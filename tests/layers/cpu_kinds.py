@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from octavo.attention.cpu import compile as compiling
-from octavo.layers.cpu.library import layers_library
+from octavo.gemm.cpu.library import layers_library
+from octavo.kernels.c import compile as compiling
 
 # Kinds of CPUs, what this one needs to run their code, and how GCC calls one that has no more.
 KINDS = {

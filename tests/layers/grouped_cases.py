@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from triton_layer_cases import ACTIVATIONS, plain_linear, random
 
-from octavo.layers.linear.blocks.weight import BlockWeight
-from octavo.layers.linear.grouped.weight import GroupedWeight
+from octavo.forms.blocks import BlockWeight
+from octavo.forms.packed import GroupedWeight
 
 
 def random_blocks(

@@ -29,7 +29,7 @@ class FeedForwards:
 
     def run(self) -> None:
         """A copy, then fused, ordinary and fused kernels in turn."""
-        from octavo.layers.triton.norm import rms_norm
+        from octavo.kernels.rms_norm import rms_norm
 
         product = self.product
         self.hidden.copy_(self.start)

@@ -4,9 +4,9 @@ import torch
 from grouped_cases import packed, random_blocks
 from torch import Tensor
 
-from octavo.layers.linear.plain import PlainLinear
-from octavo.layers.moe.experts import ListedExperts
-from octavo.layers.moe.packed_weight import PackedExpertWeight
+from octavo.forms.packed_experts import PackedExpertWeight
+from octavo.gemm.plain import PlainLinear
+from octavo.layers.experts import ListedExperts
 
 
 def packed_experts(

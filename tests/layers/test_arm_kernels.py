@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo.attention.cpu.compile import FLAGS
-from octavo.layers.cpu import library
-from octavo.layers.linear.blocks.linear import BlockLinear, make_layer
-from octavo.layers.moe.experts import ListedExperts
-from octavo.layers.moe.router import choose_by_logits
+from octavo.gemm.cpu import library
+from octavo.gemm.cpu.block_linear import BlockLinear, make_layer
+from octavo.kernels.c.compile import FLAGS
+from octavo.layers.experts import ListedExperts
+from octavo.layers.router import choose_by_logits
 from octavo.models.formats.gguf.blocks import read_as_stored
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"

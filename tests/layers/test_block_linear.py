@@ -6,11 +6,11 @@ import pytest
 import torch
 from cpu_kinds import for_kinds_of_cpus  # noqa: F401
 
-from octavo.layers.cpu.library import compile_failure
-from octavo.layers.linear.blocks.linear import BlockLinear, TiledBlocks, tiled
-from octavo.layers.linear.blocks.weight import BLOCK, BlockWeight
-from octavo.layers.linear.mxfp4.weight import Mxfp4Weight
-from octavo.layers.linear.quantised import join_rows
+from octavo.forms.base import join_rows
+from octavo.forms.blocks import BLOCK, BlockWeight
+from octavo.forms.mxfp4 import Mxfp4Weight
+from octavo.gemm.cpu.block_linear import BlockLinear, TiledBlocks, tiled
+from octavo.gemm.cpu.library import compile_failure
 
 pytestmark = pytest.mark.skipif(compile_failure() is not None, reason="needs a C compiler")
 

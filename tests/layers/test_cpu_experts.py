@@ -6,15 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo.layers.clamped_swiglu import NAME as CLAMPED
-from octavo.layers.cpu.layers import compiled_layers
-from octavo.layers.cpu.library import compile_failure
-from octavo.layers.linear.blocks.linear import make_layer
-from octavo.layers.linear.blocks.weight import BlockWeight
-from octavo.layers.linear.mxfp4.weight import Mxfp4Weight
-from octavo.layers.linear.plain import Linear, PlainLinear
-from octavo.layers.moe.experts import ListedExperts
-from octavo.layers.moe.router import Choice, choose_by_logits
+from octavo.forms.blocks import BlockWeight
+from octavo.forms.mxfp4 import Mxfp4Weight
+from octavo.gemm.cpu.block_linear import make_layer
+from octavo.gemm.cpu.library import compile_failure
+from octavo.gemm.expert_choice import Choice
+from octavo.gemm.plain import Linear, PlainLinear
+from octavo.kernels.clamped_swiglu import NAME as CLAMPED
+from octavo.layers.compiled_norm import compiled_layers
+from octavo.layers.experts import ListedExperts
+from octavo.layers.router import choose_by_logits
 
 pytestmark = pytest.mark.skipif(compile_failure() is not None, reason="needs a C compiler")
 HIDDEN, INNER, NUMBER = 96, 64, 5

@@ -7,12 +7,12 @@ import torch
 from cpu_kinds import for_kinds_of_cpus  # noqa: F401
 from torch import Tensor
 
-from octavo.layers.cpu.few import rows_in_bfloat16
-from octavo.layers.cpu.library import compile_failure
-from octavo.layers.linear.choice import describe_layers, make_quantised_linear
-from octavo.layers.linear.dequantised import DequantisedLinear
-from octavo.layers.linear.float8.on_cpu import Float8CpuLinear
-from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight, quantise
+from octavo.forms.float8 import FLOAT8, Float8Weight, quantise
+from octavo.gemm.cpu.compiled_rows import rows_in_bfloat16
+from octavo.gemm.cpu.float8_rows import Float8CpuLinear
+from octavo.gemm.cpu.library import compile_failure
+from octavo.gemm.dequantised import DequantisedLinear
+from octavo.gemm.table import describe_layers, make_quantised_linear
 
 pytestmark = pytest.mark.skipif(compile_failure() is not None, reason="needs a C compiler")
 CPU = torch.device("cpu")

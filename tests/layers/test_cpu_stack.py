@@ -7,6 +7,9 @@ import torch
 
 from octavo.attention import AttentionMetadata, KVCache
 from octavo.errors import InvalidArgumentError
+from octavo.forms.blocks import BLOCK, BlockWeight
+from octavo.gemm.cpu.block_linear import BlockLinear, tiled
+from octavo.gemm.cpu.library import compile_failure
 from octavo.layers import (
     AttentionLayer,
     FeedForward,
@@ -16,10 +19,7 @@ from octavo.layers import (
     make_input,
     make_output,
 )
-from octavo.layers.cpu.library import compile_failure
-from octavo.layers.cpu.stack import LayerStack
-from octavo.layers.linear.blocks.linear import BlockLinear, tiled
-from octavo.layers.linear.blocks.weight import BLOCK, BlockWeight
+from octavo.layers.compiled_stack import LayerStack
 from octavo.layers.rotary import Rotary
 from octavo.layers.stack import make_stack
 from octavo.layers.steps.cpu import CpuStep

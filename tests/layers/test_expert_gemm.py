@@ -7,15 +7,15 @@ import torch
 from compiled_figures import compiled_figures
 
 from octavo.errors import InvalidArgumentError
-from octavo.layers.moe.choice import choose_product
-from octavo.layers.moe.mxfp4_many import tiling
-from octavo.layers.moe.mxfp4_many.tiling import (
+from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight, num_spans
+from octavo.gemm.expert_table import choose_product
+from octavo.gemm.hopper.mxfp4 import mxfp4_rows_tiling as tiling
+from octavo.gemm.hopper.mxfp4.mxfp4_rows_tiling import (
     Mxfp4ManyTiling,
     choose_mxfp4_many_tiling,
     make_tiling,
     unsupported_reason,
 )
-from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight, num_spans
 
 pytestmark = pytest.mark.compiled
 # Of an SM, less what the system takes of it for each program.
@@ -65,7 +65,7 @@ def test_when_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_other_devices_do_without_it() -> None:
-    from octavo.layers.moe.mxfp4_many.gemm import expert_gemm
+    from octavo.gemm.hopper.mxfp4.mxfp4_rows import expert_gemm
 
     with pytest.raises(InvalidArgumentError, match="the GEMM of experts cannot run: it needs a Hopper"):
         expert_gemm(ROWS, weight(), torch.zeros(1, 4, dtype=torch.int32), make_tiling(64))

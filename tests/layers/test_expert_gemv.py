@@ -8,18 +8,18 @@ from compiled_figures import compiled_figures
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
-from octavo.layers.moe.choice import choose_product
-from octavo.layers.moe.mxfp4_gemv import tiling
-from octavo.layers.moe.mxfp4_gemv.tiling import (
+from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight, num_spans, pack_words
+from octavo.gemm.expert_choice import Choice
+from octavo.gemm.expert_table import choose_product
+from octavo.gemm.hopper.mxfp4 import mxfp4_gemv_tiling as tiling
+from octavo.gemm.hopper.mxfp4.mxfp4_gemv_tiling import (
     COLUMNS,
     REGISTERS,
     WARPS,
     choose_mxfp4_gemv_tiling,
     unsupported_reason,
 )
-from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight, num_spans, pack_words
-from octavo.layers.moe.router import Choice
-from octavo.layers.moe.stacked import StackedExperts
+from octavo.gemm.stacked_experts import StackedExperts
 
 pytestmark = pytest.mark.compiled
 # Of an SM, less what the system takes of it for each program.

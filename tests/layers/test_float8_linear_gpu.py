@@ -5,12 +5,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
+from octavo.forms.float8 import FLOAT8, Float8Weight
+from octavo.gemm import float8_linear as float8_gpu
+from octavo.gemm.float8_linear import Float8GpuLinear
+from octavo.gemm.portable.float8_tiling import choose_path, has_gemv, has_hopper, has_many, has_torch
+from octavo.gemm.table import make_quantised_linear
 from octavo.layers import RMSNorm, make_input, make_output
-from octavo.layers.linear.choice import make_quantised_linear
-from octavo.layers.linear.float8 import on_gpu as float8_gpu
-from octavo.layers.linear.float8.on_gpu import Float8GpuLinear
-from octavo.layers.linear.float8.tiling import choose_path, has_gemv, has_hopper, has_many, has_torch
-from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
 from octavo.parallel import TensorParallel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]

@@ -10,19 +10,19 @@ from torch import Tensor
 from torch.torch_version import TorchVersion
 
 from octavo.errors import InvalidArgumentError
-from octavo.layers.linear.gemv.tiling import WARPS, X_STEP
-from octavo.layers.moe.choice import choose_product
-from octavo.layers.moe.float_gemv import tiling
-from octavo.layers.moe.float_gemv.tiling import (
+from octavo.forms.float_experts import ExpertWeight
+from octavo.gemm.expert_choice import Choice
+from octavo.gemm.expert_table import choose_product
+from octavo.gemm.hopper.floats import expert_gemv_tiling as tiling
+from octavo.gemm.hopper.floats.dense_gemv_tiling import WARPS, X_STEP
+from octavo.gemm.hopper.floats.expert_gemv_tiling import (
     LEAST_STAGES,
     MAX_TOKENS,
     REGISTERS,
     choose_float_tiling,
     unsupported_reason,
 )
-from octavo.layers.moe.router import Choice
-from octavo.layers.moe.stacked import StackedExperts
-from octavo.layers.moe.weight import ExpertWeight
+from octavo.gemm.stacked_experts import StackedExperts
 
 pytestmark = pytest.mark.compiled
 # Of an SM, less what the system takes of it for each program.

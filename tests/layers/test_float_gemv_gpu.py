@@ -6,9 +6,10 @@ from test_moe_gpu import SHAPE, assert_same_bits_in_a_graph, listed, make_choice
 from torch import Tensor
 from triton_layer_cases import HAS_GPU, assert_as_good_as_torch
 
-from octavo.layers.moe.router import Choice, choose_by_logits
-from octavo.layers.moe.stacked import StackedExperts
-from octavo.layers.moe.weight import ExpertWeight
+from octavo.forms.float_experts import ExpertWeight
+from octavo.gemm.expert_choice import Choice
+from octavo.gemm.stacked_experts import StackedExperts
+from octavo.layers.router import choose_by_logits
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,13 +8,10 @@ import triton_layer_cases  # noqa: F401  (skips where there is no Triton)
 from compiled_figures import compiled_figures
 
 from octavo.errors import InvalidArgumentError
-from octavo.layers.linear import skinny_tiling
-from octavo.layers.linear.choice import choose_gemm, is_gemv, make_linear
-from octavo.layers.linear.float8.on_gpu import Float8GpuLinear
-from octavo.layers.linear.float8.tiling import choose_path
-from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
-from octavo.layers.linear.gemv import tiling as gemv_tiling
-from octavo.layers.linear.gemv.tiling import (
+from octavo.forms.float8 import FLOAT8, Float8Weight
+from octavo.gemm.float8_linear import Float8GpuLinear
+from octavo.gemm.hopper.floats import dense_gemv_tiling as gemv_tiling
+from octavo.gemm.hopper.floats.dense_gemv_tiling import (
     ATOM_BYTES,
     TILE_ROWS,
     WARPS,
@@ -22,7 +19,10 @@ from octavo.layers.linear.gemv.tiling import (
     choose_gemv_tiling,
     unsupported_reason,
 )
-from octavo.layers.linear.plain import PlainLinear
+from octavo.gemm.plain import PlainLinear
+from octavo.gemm.portable import skinny_tiling
+from octavo.gemm.portable.float8_tiling import choose_path
+from octavo.gemm.table import choose_gemm, is_gemv, make_linear
 
 HALF = torch.bfloat16
 # Of two programs, but for the system's.
@@ -123,7 +123,7 @@ def test_other_devices_do_without_it() -> None:
 
 
 def test_arguments_that_do_not_fit(on_hopper: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    from octavo.layers.linear.gemv import gemv
+    from octavo.gemm.hopper.floats import dense_gemv as gemv
 
     row, weight = torch.zeros(1, 128, dtype=HALF), torch.zeros(64, 128, dtype=HALF)
     options = {"norm_weight": torch.zeros(64), "activation": "tanh", "residual": row}

@@ -9,12 +9,12 @@ from grouped_cases import packed, random_blocks
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
-from octavo.layers.linear.choice import is_gemv, make_quantised_linear
-from octavo.layers.linear.grouped import linear as grouped
-from octavo.layers.linear.grouped.gemv import tiling as gemv_tiling
-from octavo.layers.linear.grouped.gemv.tiling import GROUP, SPAN, WARPS, choose_tiling, unsupported_reason
-from octavo.layers.linear.grouped.linear import GroupedLinear
-from octavo.layers.linear.grouped.weight import GroupedWeight
+from octavo.forms.packed import GroupedWeight
+from octavo.gemm import packed_linear as grouped
+from octavo.gemm.hopper.packed import packed_gemv_tiling as gemv_tiling
+from octavo.gemm.hopper.packed.packed_gemv_tiling import GROUP, SPAN, WARPS, choose_tiling, unsupported_reason
+from octavo.gemm.packed_linear import GroupedLinear
+from octavo.gemm.table import is_gemv, make_quantised_linear
 
 pytestmark = pytest.mark.compiled
 # Of two programs, but for the system's.
@@ -69,8 +69,8 @@ def test_what_the_kernel_can_read(on_hopper: None) -> None:
 
 def test_who_multiplies_a_single_row(on_hopper: None) -> None:
     """Weights that the GEMV cannot read, and more rows, are few_linear's."""
-    from octavo.layers.linear.grouped.few.gemm import few_linear
-    from octavo.layers.linear.grouped.gemv.gemv import packed_gemv_linear
+    from octavo.gemm.hopper.packed.packed_gemv import packed_gemv_linear
+    from octavo.gemm.portable.packed.rows_gemm import few_linear
 
     choose = grouped._few_product
     assert choose(1, weight()) is packed_gemv_linear
@@ -90,7 +90,7 @@ def test_other_devices_do_without_it() -> None:
 
 
 def test_arguments_that_do_not_fit(on_hopper: None) -> None:
-    from octavo.layers.linear.grouped.gemv.gemv import packed_gemv_linear
+    from octavo.gemm.hopper.packed.packed_gemv import packed_gemv_linear
 
     row = torch.zeros(1, 256, dtype=torch.bfloat16)
     options = {"norm_weight": torch.zeros(64), "activation": "tanh", "residual": row, "bias": row[0]}

@@ -7,8 +7,8 @@ from overlap_cases import FeedForwards
 from overlaps import check_overlap
 from triton_layer_cases import EPS, HAS_GPU, assert_as_good_as_torch, poisoned_memory, random
 
-from octavo.layers.linear.gemv.tiling import GemvTiling
-from octavo.layers.linear.grouped.gemv.tiling import GROUP
+from octavo.gemm.hopper.floats.dense_gemv_tiling import GemvTiling
+from octavo.gemm.hopper.packed.packed_gemv_tiling import GROUP
 
 IS_HOPPER = HAS_GPU and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")]
@@ -31,7 +31,7 @@ def make_weight(num_rows: int, size: int):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("num_rows", "size"), SHAPES)
 def test_shapes_of_decoders(num_rows: int, size: int, dtype: torch.dtype) -> None:
-    from octavo.layers.linear.grouped.gemv.gemv import packed_gemv_linear
+    from octavo.gemm.hopper.packed.packed_gemv import packed_gemv_linear
 
     weight = make_weight(num_rows, size)
     x = random(1, size, device="cuda", dtype=dtype)
@@ -46,7 +46,7 @@ def test_shapes_of_decoders(num_rows: int, size: int, dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("names", FUSED)
 @pytest.mark.parametrize("shape", [(64, 256), (6144, 1152), (2 * 5000, 4096)])
 def test_what_is_fused(names: list[str], shape: tuple[int, int]) -> None:
-    from octavo.layers.linear.grouped.gemv.gemv import packed_gemv_linear
+    from octavo.gemm.hopper.packed.packed_gemv import packed_gemv_linear
 
     weight = make_weight(*shape)
     x = random(1, shape[1], device="cuda", dtype=torch.bfloat16)
@@ -59,7 +59,7 @@ def test_what_is_fused(names: list[str], shape: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("tiling", [GemvTiling(1, 2, 80), GemvTiling(2, 2, 80), GemvTiling(1, 5, 80)])
 def test_tilings_give_the_same(tiling: GemvTiling) -> None:
-    from octavo.layers.linear.grouped.gemv.gemv import packed_gemv_linear
+    from octavo.gemm.hopper.packed.packed_gemv import packed_gemv_linear
 
     weight = make_weight(2 * 1000, 4096)
     x = random(1, 4096, device="cuda", dtype=torch.bfloat16)
@@ -71,7 +71,7 @@ def test_tilings_give_the_same(tiling: GemvTiling) -> None:
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-20, 1.0, 1e30])
 def test_rows_of_any_magnitude(magnitude: float) -> None:
     """With numbers of very different ones: what is lost is 2^-29 of the largest number."""
-    from octavo.layers.linear.grouped.gemv.gemv import packed_gemv_linear
+    from octavo.gemm.hopper.packed.packed_gemv import packed_gemv_linear
 
     weight = make_weight(640, 4096)
     x = random(1, 4096, device="cuda", dtype=torch.bfloat16) * magnitude
@@ -81,7 +81,7 @@ def test_rows_of_any_magnitude(magnitude: float) -> None:
 
 
 def test_zeros_and_what_is_no_number() -> None:
-    from octavo.layers.linear.grouped.gemv.gemv import packed_gemv_linear
+    from octavo.gemm.hopper.packed.packed_gemv import packed_gemv_linear
 
     weight = make_weight(64, 256)
     x = torch.zeros(1, 256, dtype=torch.bfloat16, device="cuda")
@@ -92,6 +92,6 @@ def test_zeros_and_what_is_no_number() -> None:
 
 
 def test_overlapping_kernels_give_the_same_bits_in_and_out_of_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from octavo.layers.linear.grouped.gemv.gemv import packed_gemv_linear
+    from octavo.gemm.hopper.packed.packed_gemv import packed_gemv_linear
 
     check_overlap(FeedForwards(packed_gemv_linear, 1, lambda *shape: make_weight(*shape[:2])), monkeypatch)

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
-from octavo.layers.linear.grouped.hopper import tiling as hopper_tiling
-from octavo.layers.linear.grouped.hopper.tiling import (
+from octavo.forms.packed import MOST_GROUPS, TILE, GroupedWeight
+from octavo.gemm.hopper.packed import packed_gemm_tiling as hopper_tiling
+from octavo.gemm.hopper.packed.packed_gemm_tiling import (
     ATOM,
     ATOMS,
     HopperMediumTiling,
     choose_hopper_medium_tiling,
     unsupported_reason,
 )
-from octavo.layers.linear.grouped.weight import MOST_GROUPS, TILE, GroupedWeight
 
 pytestmark = pytest.mark.compiled
 # Of a program, but for the system's.
@@ -88,7 +88,7 @@ def test_what_the_kernel_can_multiply(on_hopper: None) -> None:
 @pytest.mark.parametrize(("size", "group"), [(256, 256), (256, 32), (320, 64), (1024, 128)])
 def test_tma_can_read_words_and_pairs(size: int, group: int, is_gated: bool) -> None:
     """Also of a single group: descriptors check strides."""
-    from octavo.layers.linear.grouped.hopper.gemm import _pairs, _words
+    from octavo.gemm.hopper.packed.packed_gemm import _pairs, _words
 
     weight = weight_of(48, size, group=group)
     words, pairs = _words(weight.words, is_gated=is_gated), _pairs(weight, is_gated=is_gated)
@@ -102,7 +102,7 @@ def test_a_cpu_does_not_use_it() -> None:
 
 
 def test_arguments_that_do_not_fit(on_hopper: None) -> None:
-    from octavo.layers.linear.grouped.hopper.gemm import hopper_medium_linear
+    from octavo.gemm.hopper.packed.packed_gemm import hopper_medium_linear
 
     x, weight = torch.zeros(40, 256, dtype=torch.bfloat16), weight_of(48, 256)
     with pytest.raises(InvalidArgumentError, match="x must be float16 or bfloat16"):
@@ -122,8 +122,8 @@ def shares_of(
 
     The kernel's own functions, given Python's integers.
     """
-    from octavo.layers.linear.grouped.hopper import parts
-    from octavo.layers.linear.grouped.hopper.results import Work
+    from octavo.gemm.hopper.packed import parts
+    from octavo.gemm.hopper.packed.results import Work
 
     work = Work(0, 0, num_spans, num_units, 1)
     numbers = SimpleNamespace(maximum=max, minimum=min, where=lambda chosen, yes, no: yes if chosen else no)
@@ -245,7 +245,7 @@ def place_in_wgmma(
 @pytest.mark.parametrize("group", [32, 64, 256])
 def test_every_lane_has_the_weights_that_tensor_cores_take_from_it(dtype: torch.dtype, group: int) -> None:
     """From the words that a lane reads, by the kernel's own PTX, to the operands of all steps of a span."""
-    from octavo.layers.linear.grouped.hopper.unpack import scale_asm
+    from octavo.gemm.hopper.packed.unpack_tile import scale_asm
 
     weight = weight_of(TILE, 256, group=group)
     row, word = places_of_registers(32).unbind(-1)

@@ -6,10 +6,10 @@ from grouped_cases import both_ways, options_of, packed, random_blocks
 from torch import Tensor
 from triton_layer_cases import HAS_GPU, assert_as_good_as_torch, poisoned_memory, random, with_nan_behind
 
-from octavo.gpu import launch as triton_launch
-from octavo.layers.linear.grouped.hopper import gemm
-from octavo.layers.linear.grouped.hopper.tiling import HopperMediumTiling, make_tiling
-from octavo.layers.linear.grouped.weight import GroupedWeight
+from octavo.forms.packed import GroupedWeight
+from octavo.gemm.hopper.packed import packed_gemm as gemm
+from octavo.gemm.hopper.packed.packed_gemm_tiling import HopperMediumTiling, make_tiling
+from octavo.kernels import launch as triton_launch
 
 IS_HOPPER = HAS_GPU and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")]

@@ -8,11 +8,11 @@ from grouped_cases import both_ways, options_of, packed, random_blocks
 from triton_layer_cases import EPS, HAS_GPU, assert_as_good_as_torch, poisoned_memory, random
 
 from octavo.errors import InvalidArgumentError
-from octavo.gpu import launch as triton_launch
+from octavo.gemm.portable.packed.packed_tiling import FewTiling, MediumTiling
+from octavo.gemm.table import make_quantised_linear
+from octavo.kernels import launch as triton_launch
 from octavo.layers import RMSNorm
 from octavo.layers.block import make_input, make_output
-from octavo.layers.linear.choice import make_quantised_linear
-from octavo.layers.linear.grouped.tiling import FewTiling, MediumTiling
 from octavo.parallel import TensorParallel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")]
@@ -25,7 +25,7 @@ FUSED = [[], ["bias"], ["silu"], ["gelu", "bias"], ["residual"], ["residual", "b
 @pytest.mark.parametrize(("bits", "group"), FORMS)
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 8, 9, 16])
 def test_few_rows(dtype: torch.dtype, bits: int, group: int, num_rows: int) -> None:
-    from octavo.layers.linear.grouped.few.gemm import few_linear
+    from octavo.gemm.portable.packed.rows_gemm import few_linear
 
     weight = packed(random_blocks(6144, 4096, bits=bits, group=group), "cuda")
     x = random(num_rows, 4096, device="cuda", dtype=dtype)
@@ -41,7 +41,7 @@ def test_few_rows(dtype: torch.dtype, bits: int, group: int, num_rows: int) -> N
 def test_what_few_rows_fuse(
     dtype: torch.dtype, names: list[str], shape: tuple[int, int], num_rows: int
 ) -> None:
-    from octavo.layers.linear.grouped.few.gemm import few_linear
+    from octavo.gemm.portable.packed.rows_gemm import few_linear
 
     if num_rows > 1:
         names = [name for name in names if name != "norm"]
@@ -67,7 +67,7 @@ def test_a_row_in_any_tiling(
     overlaps: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from octavo.layers.linear.grouped.few.gemm import few_linear
+    from octavo.gemm.portable.packed.rows_gemm import few_linear
 
     monkeypatch.setattr(triton_launch, "OVERLAP", overlaps)
     tiling = FewTiling(columns, num_warps, num_stages, 2, in_registers=in_registers)
@@ -87,7 +87,7 @@ def test_parts_and_tiles_of_few_rows(
     num_rows: int, columns: int, num_splits: int, programs: int, names: list[str]
 ) -> None:
     """Programs with many tiles and with a part of one; parts of K that are not equal."""
-    from octavo.layers.linear.grouped.few.gemm import few_linear
+    from octavo.gemm.portable.packed.rows_gemm import few_linear
 
     weight = packed(random_blocks(20002, 1280, group=64), "cuda")
     x = random(num_rows, 1280, device="cuda", dtype=torch.float16)
@@ -108,7 +108,7 @@ def test_nothing_beyond_the_weight_is_read(
     num_rows: int, form: tuple[int, int, int], tiling: FewTiling | None
 ) -> None:
     """Parts of whole turns that are longer than the weight; pairs of NaN and words lie behind it."""
-    from octavo.layers.linear.grouped.few.gemm import few_linear
+    from octavo.gemm.portable.packed.rows_gemm import few_linear
 
     bits, group, size = form
     weight = packed(random_blocks(512, size, bits=bits, group=group), "cuda")
@@ -128,7 +128,7 @@ def followed_by(tensor: torch.Tensor, value: int) -> torch.Tensor:
 @pytest.mark.parametrize("num_rows", [1, 3, 16])
 @pytest.mark.parametrize("names", [[], ["silu"]])
 def test_a_weight_of_fewer_rows_than_a_tile(num_rows: int, names: list[str]) -> None:
-    from octavo.layers.linear.grouped.few.gemm import few_linear
+    from octavo.gemm.portable.packed.rows_gemm import few_linear
 
     weight = packed(random_blocks(6, 64), "cuda")
     x = random(num_rows, 64, device="cuda", dtype=torch.bfloat16)
@@ -139,7 +139,7 @@ def test_a_weight_of_fewer_rows_than_a_tile(num_rows: int, names: list[str]) -> 
 
 
 def test_a_single_row_is_not_cut() -> None:
-    from octavo.layers.linear.grouped.few.gemm import few_linear
+    from octavo.gemm.portable.packed.rows_gemm import few_linear
 
     weight = packed(random_blocks(32, 2048), "cuda")
     x = random(1, 2048, device="cuda", dtype=torch.bfloat16)
@@ -151,7 +151,7 @@ def test_a_single_row_is_not_cut() -> None:
 @pytest.mark.parametrize(("bits", "group"), FORMS)
 @pytest.mark.parametrize("num_rows", [1, 17, 64, 100, 256, 300])
 def test_medium_rows(dtype: torch.dtype, bits: int, group: int, num_rows: int) -> None:
-    from octavo.layers.linear.grouped.medium import medium_linear
+    from octavo.gemm.portable.packed.medium import medium_linear
 
     weight = packed(random_blocks(1536, 4096, bits=bits, group=group), "cuda")
     x = random(num_rows, 4096, device="cuda", dtype=dtype)
@@ -163,7 +163,7 @@ def test_medium_rows(dtype: torch.dtype, bits: int, group: int, num_rows: int) -
 @pytest.mark.parametrize("names", FUSED)
 @pytest.mark.parametrize("tiling", [None, MediumTiling(16, 64, 4, 4), MediumTiling(64, 128, 8, 3)])
 def test_what_medium_rows_fuse(names: list[str], tiling: MediumTiling | None) -> None:
-    from octavo.layers.linear.grouped.medium import medium_linear
+    from octavo.gemm.portable.packed.medium import medium_linear
 
     weight = packed(random_blocks(1030, 320, group=64), "cuda")
     x = random(37, 320, device="cuda", dtype=torch.bfloat16)
@@ -177,7 +177,7 @@ def test_what_medium_rows_fuse(names: list[str], tiling: MediumTiling | None) ->
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("bits", "group"), FORMS)
 def test_dequantised(dtype: torch.dtype, bits: int, group: int) -> None:
-    from octavo.layers.linear.grouped.dequantise import dequantise
+    from octavo.gemm.portable.packed.dequantise import dequantise
 
     weight = packed(random_blocks(1000, 4096, bits=bits, group=group), "cuda")
     with poisoned_memory():

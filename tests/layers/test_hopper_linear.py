@@ -5,11 +5,9 @@ import torch
 import triton_layer_cases  # noqa: F401  (skips where there is no Triton)
 
 from octavo.errors import InvalidArgumentError
-from octavo.layers.linear.choice import HOPPER_MAX_ROWS, HOPPER_MIN_ROWS, choose_gemm
-from octavo.layers.linear.float8.tiling import choose_path
-from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
-from octavo.layers.linear.hopper import tiling as hopper_tiling
-from octavo.layers.linear.hopper.tiling import (
+from octavo.forms.float8 import FLOAT8, Float8Weight
+from octavo.gemm.hopper.floats import dense_gemm_tiling as hopper_tiling
+from octavo.gemm.hopper.floats.dense_gemm_tiling import (
     ATOM,
     GROUP_ROWS,
     HopperTiling,
@@ -17,6 +15,8 @@ from octavo.layers.linear.hopper.tiling import (
     fill_tiling,
     unsupported_reason,
 )
+from octavo.gemm.portable.float8_tiling import choose_path
+from octavo.gemm.table import HOPPER_MAX_ROWS, HOPPER_MIN_ROWS, choose_gemm
 
 HALF = torch.bfloat16
 SHARED_BYTES = 227 * 1024
@@ -130,7 +130,7 @@ def test_rows_of_float8(on_hopper: None, num_weight_rows: int, width: int, first
 
 
 def test_arguments_that_do_not_fit(on_hopper: None) -> None:
-    from octavo.layers.linear.hopper.gemm import hopper_linear
+    from octavo.gemm.hopper.floats.dense_gemm import hopper_linear
 
     x, weight = torch.zeros(8, 128, dtype=HALF), torch.zeros(32, 128, dtype=HALF)
     with pytest.raises(InvalidArgumentError, match="must be bfloat16 or float16"):

@@ -15,12 +15,12 @@ from triton_layer_cases import (
     with_nan_behind,
 )
 
+from octavo.gemm.hopper.floats import dense_gemm as hopper_linear
+from octavo.gemm.hopper.floats.dense_gemm_tiling import HopperTiling
+from octavo.gemm.plain import PlainLinear
+from octavo.gemm.table import choose_gemm
 from octavo.layers import RMSNorm
 from octavo.layers.block import make_input, make_output
-from octavo.layers.linear.choice import choose_gemm
-from octavo.layers.linear.hopper import gemm as hopper_linear
-from octavo.layers.linear.hopper.tiling import HopperTiling
-from octavo.layers.linear.plain import PlainLinear
 from octavo.parallel import TensorParallel
 
 IS_HOPPER = HAS_GPU and torch.cuda.get_device_capability()[0] == 9
@@ -138,7 +138,7 @@ class Layers:
 
     def run(self) -> None:
         """A copy, then norms and products, with an ordinary kernel in between in every layer."""
-        from octavo.layers.triton.norm import rms_norm
+        from octavo.kernels.rms_norm import rms_norm
 
         self.hidden.copy_(self.start)
         for norm_weight, gate_up, down in self.layers:

@@ -2,6 +2,11 @@ import pytest
 import torch
 
 from octavo.errors import ConfigError
+from octavo.gemm.cpu import bfloat16
+from octavo.gemm.cpu import compiled_rows as compiled
+from octavo.gemm.cpu.mkl import PackedLinear
+from octavo.gemm.plain import PlainLinear
+from octavo.gemm.table import describe_layers
 from octavo.layers import (
     ACTIVATIONS,
     Embedding,
@@ -11,11 +16,6 @@ from octavo.layers import (
     make_linear,
     vocabulary_shard,
 )
-from octavo.layers.cpu import few as compiled
-from octavo.layers.linear import bfloat16
-from octavo.layers.linear.choice import describe_layers
-from octavo.layers.linear.packed import PackedLinear
-from octavo.layers.linear.plain import PlainLinear
 from octavo.parallel import TensorParallel
 
 

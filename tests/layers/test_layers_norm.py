@@ -3,7 +3,7 @@ import torch
 
 from octavo.attention import available_impls
 from octavo.layers import HeadRMSNorm, RMSNorm
-from octavo.layers.cpu.layers import unsupported_reason
+from octavo.layers.compiled_norm import unsupported_reason
 
 
 def oracle(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -9,10 +9,10 @@ import triton_layer_cases  # noqa: F401  (skips where there is no Triton)
 from compiled_figures import compiled_figures
 
 from octavo.errors import InvalidArgumentError
-from octavo.layers.linear.float8.many import tiling as many_tiling
-from octavo.layers.linear.float8.many.tiling import choose_tiling, unsupported_reason
-from octavo.layers.linear.float8.tiling import choose_path
-from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
+from octavo.forms.float8 import FLOAT8, Float8Weight
+from octavo.gemm.hopper.float8 import many_tiling
+from octavo.gemm.hopper.float8.many_tiling import choose_tiling, unsupported_reason
+from octavo.gemm.portable.float8_tiling import choose_path
 
 # Of an SM, but for the system's.
 SHARED_BYTES = 227 * 1024
@@ -99,7 +99,7 @@ def test_other_devices_do_without_it() -> None:
 
 
 def test_arguments_that_do_not_fit(on_hopper: None) -> None:
-    from octavo.layers.linear.float8.many.gemm import many_linear
+    from octavo.gemm.hopper.float8.many_gemm import many_linear
 
     weight, x, scales = float8(64, 128), torch.zeros(65, 128).to(FLOAT8), torch.ones(65)
     options = {"row_scales": scales, "dtype": torch.bfloat16}

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 from triton_layer_cases import plain_linear, with_nan_behind
 
-from octavo.gpu.device import nvidia_generation
-from octavo.layers.linear.float8.many.tiling import ManyTiling, fill_tiling
-from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
+from octavo.forms.float8 import FLOAT8, Float8Weight
+from octavo.gemm.hopper.float8.many_tiling import ManyTiling, fill_tiling
+from octavo.kernels.device import nvidia_generation
 
 pytestmark = [
     pytest.mark.gpu,
@@ -37,7 +37,7 @@ def operands(num_rows: int, num_weight_rows: int, size: int) -> tuple[Tensor, Te
 def multiply(
     x: Tensor, row_scales: Tensor, weight: Float8Weight, *, dtype: torch.dtype = torch.bfloat16, **options
 ) -> Tensor:
-    from octavo.layers.linear.float8.many.gemm import many_linear
+    from octavo.gemm.hopper.float8.many_gemm import many_linear
 
     return many_linear(x, weight, row_scales=row_scales, dtype=dtype, **options)
 

@@ -5,16 +5,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from octavo.layers.linear.choice import make_linear
-from octavo.layers.linear.plain import PlainLinear
-from octavo.layers.moe.choice import choose_product
-from octavo.layers.moe.experts import ListedExperts, combine
-from octavo.layers.moe.feed_forward import ExpertFeedForward
-from octavo.layers.moe.packed_weight import PackedExpertWeight
-from octavo.layers.moe.router import Choice, Router, choose_by_logits
-from octavo.layers.moe.tiling import row_slots
-from octavo.layers.moe.weight import ExpertWeight
+from octavo.forms.float_experts import ExpertWeight
+from octavo.forms.packed_experts import PackedExpertWeight
+from octavo.gemm.expert_choice import Choice
+from octavo.gemm.expert_table import choose_product
+from octavo.gemm.plain import PlainLinear
+from octavo.gemm.portable.experts.expert_tiling import row_slots
+from octavo.gemm.table import make_linear
+from octavo.layers.expert_feed_forward import ExpertFeedForward
+from octavo.layers.experts import ListedExperts, combine
 from octavo.layers.norm import RMSNorm
+from octavo.layers.router import Router, choose_by_logits
 from octavo.parallel import TensorParallel
 
 NUM_EXPERTS, NUM_CHOSEN, HIDDEN, INNER = 6, 3, 48, 20

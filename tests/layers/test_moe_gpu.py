@@ -10,15 +10,16 @@ from torch import Tensor
 from triton_layer_cases import HAS_GPU, assert_as_good_as_torch
 
 from octavo import LLM, SamplingParams
-from octavo.gpu import launch as triton_launch
+from octavo.forms.float_experts import ExpertWeight
+from octavo.gemm.expert_choice import Choice
+from octavo.gemm.plain import PlainLinear
+from octavo.gemm.portable.experts.expert_tiling import GroupedTiling
+from octavo.gemm.stacked_experts import StackedExperts
+from octavo.kernels import launch as triton_launch
 from octavo.layers import RMSNorm
-from octavo.layers.linear.plain import PlainLinear
-from octavo.layers.moe.experts import ListedExperts
-from octavo.layers.moe.feed_forward import ExpertFeedForward
-from octavo.layers.moe.router import Choice, Router, choose_by_logits
-from octavo.layers.moe.stacked import StackedExperts
-from octavo.layers.moe.tiling import GroupedTiling
-from octavo.layers.moe.weight import ExpertWeight
+from octavo.layers.expert_feed_forward import ExpertFeedForward
+from octavo.layers.experts import ListedExperts
+from octavo.layers.router import Router, choose_by_logits
 from octavo.parallel import TensorParallel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
@@ -104,8 +105,8 @@ def test_float8_experts_of_a_model(experts: StackedExperts, num_tokens: int, who
 @pytest.mark.parametrize("rows", [16, 32, 64, 128])
 @pytest.mark.parametrize("tma", [False, True])
 def test_tilings_agree(experts: StackedExperts, rows: int, tma: bool) -> None:
-    from octavo.layers.moe.triton.grouped import grouped_gemm
-    from octavo.layers.moe.triton.sort import sort_pairs
+    from octavo.gemm.portable.experts.grouped import grouped_gemm
+    from octavo.gemm.portable.experts.sort_pairs import sort_pairs
 
     choice, x = make_choice(200), random(200, SHAPE[2])
     by_expert = sort_pairs(choice.experts, SHAPE[0], 2)

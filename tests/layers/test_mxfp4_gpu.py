@@ -13,14 +13,15 @@ from triton_layer_cases import HAS_GPU, assert_as_good_as_torch, poisoned_memory
 
 from octavo import LLM, SamplingParams
 from octavo.attention import AttentionMetadata, LayerCache, paged_attention
+from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight, pack_exponents, pack_words
+from octavo.gemm.expert_choice import Choice
+from octavo.gemm.plain import PlainLinear
+from octavo.gemm.portable.experts.expert_tiling import Mxfp4Tiling
+from octavo.gemm.stacked_experts import StackedExperts
 from octavo.layers import RMSNorm
-from octavo.layers.linear.plain import PlainLinear
-from octavo.layers.moe.experts import ListedExperts
-from octavo.layers.moe.feed_forward import ExpertFeedForward
-from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight, pack_exponents, pack_words
-from octavo.layers.moe.router import Choice, Router, choose_by_logits
-from octavo.layers.moe.stacked import StackedExperts
-from octavo.layers.moe.tiling import Mxfp4Tiling
+from octavo.layers.expert_feed_forward import ExpertFeedForward
+from octavo.layers.experts import ListedExperts
+from octavo.layers.router import Router, choose_by_logits
 from octavo.parallel import TensorParallel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
@@ -170,7 +171,7 @@ def test_every_exponent_counts_in_the_gemv() -> None:
     packed = pack_exponents(exponents.expand(64, 8)).unsqueeze(0).expand(NUMBER, -1, -1).contiguous()
     down = Mxfp4ExpertWeight(256, weight.words, packed)
     choice = Choice(torch.tensor([[2, 1]], device="cuda").int(), torch.tensor([[1.0, 0.0]], device="cuda"))
-    from octavo.layers.moe.mxfp4_gemv.gemv import gemv
+    from octavo.gemm.hopper.mxfp4.mxfp4_gemv import gemv
 
     for block in range(8):
         x = torch.zeros(2, 256, device="cuda")
@@ -217,8 +218,8 @@ def test_overlapping_kernels_of_a_single_token_give_the_same_bits(
     ],
 )
 def test_tilings_agree(experts: StackedExperts, tiling: Mxfp4Tiling) -> None:
-    from octavo.layers.moe.triton.mxfp4_gemm import grouped_gemm
-    from octavo.layers.moe.triton.sort import sort_pairs
+    from octavo.gemm.portable.experts.mxfp4_gemm import grouped_gemm
+    from octavo.gemm.portable.experts.sort_pairs import sort_pairs
 
     choice, x = make_choice(200), rows(200)
     by_expert = sort_pairs(choice.experts, NUMBER, 2)

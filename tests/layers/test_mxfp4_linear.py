@@ -2,10 +2,10 @@
 
 import torch
 
-from octavo.layers.linear.choice import multiplies
-from octavo.layers.linear.grouped.weight import GroupedWeight
-from octavo.layers.linear.mxfp4 import on_gpu
-from octavo.layers.linear.mxfp4.weight import MXFP4_DENSE, Mxfp4Weight
+from octavo.forms.mxfp4 import MXFP4_DENSE, Mxfp4Weight
+from octavo.forms.packed import GroupedWeight
+from octavo.gemm import mxfp4_linear as on_gpu
+from octavo.gemm.table import multiplies
 
 
 def random_weight(rows: int, columns: int) -> Mxfp4Weight:

@@ -8,19 +8,19 @@ from compiled_figures import compiled_figures
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
-from octavo.layers.linear.gemv.tiling import TILE_ROWS
-from octavo.layers.linear.grouped.gemv.tiling import SPAN, SPANS_AT_ONCE, WARPS
-from octavo.layers.moe.choice import choose_product
-from octavo.layers.moe.packed_gemv import tiling
-from octavo.layers.moe.packed_gemv.tiling import (
+from octavo.forms.packed_experts import PackedExpertWeight
+from octavo.gemm.expert_choice import Choice
+from octavo.gemm.expert_table import choose_product
+from octavo.gemm.hopper.floats.dense_gemv_tiling import TILE_ROWS
+from octavo.gemm.hopper.packed import packed_expert_tiling as tiling
+from octavo.gemm.hopper.packed.packed_expert_tiling import (
     LEAST_STAGES,
     REGISTERS,
     choose_tiling,
     unsupported_reason,
 )
-from octavo.layers.moe.packed_weight import PackedExpertWeight
-from octavo.layers.moe.router import Choice
-from octavo.layers.moe.stacked import StackedExperts
+from octavo.gemm.hopper.packed.packed_gemv_tiling import SPAN, SPANS_AT_ONCE, WARPS
+from octavo.gemm.stacked_experts import StackedExperts
 
 pytestmark = pytest.mark.compiled
 # Of an SM, less what the system takes of it for each program.

@@ -7,9 +7,10 @@ from test_moe_gpu import assert_same_bits_in_a_graph, random
 from torch import Tensor
 from triton_layer_cases import HAS_GPU, assert_as_good_as_torch
 
-from octavo.layers.moe.packed_weight import PackedExpertWeight
-from octavo.layers.moe.router import Choice, choose_by_logits
-from octavo.layers.moe.stacked import StackedExperts
+from octavo.forms.packed_experts import PackedExpertWeight
+from octavo.gemm.expert_choice import Choice
+from octavo.gemm.stacked_experts import StackedExperts
+from octavo.layers.router import choose_by_logits
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 from triton_layer_cases import everywhere, ignores_overflow, random
 
+from octavo.gemm.plain import PlainLinear
+from octavo.gemm.portable.skinny_tiling import MAX_ROWS
 from octavo.layers import RMSNorm
 from octavo.layers.block import FusedInput, FusedOutput, PlainInput, PlainOutput, make_input, make_output
-from octavo.layers.linear.plain import PlainLinear
-from octavo.layers.linear.skinny_tiling import MAX_ROWS
 from octavo.parallel import TensorParallel
 
 pytestmark = ignores_overflow

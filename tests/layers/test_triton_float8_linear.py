@@ -14,9 +14,9 @@ from triton_layer_cases import (
 )
 
 from octavo.errors import InvalidArgumentError
-from octavo.layers.linear.float8.tiling import Float8Tiling, choose_tiling
-from octavo.layers.linear.float8.weight import Float8Weight, quantise, quantise_rows
-from octavo.layers.linear.skinny_tiling import Tiling
+from octavo.forms.float8 import Float8Weight, quantise, quantise_rows
+from octavo.gemm.portable.float8_tiling import Float8Tiling, choose_tiling
+from octavo.gemm.portable.skinny_tiling import Tiling
 
 pytestmark = ignores_overflow
 # Height and width of a tile; 0: a scale for each row.
@@ -40,8 +40,8 @@ def check(x: Tensor, weight: Float8Weight, *, few: bool, **options) -> Tensor:
 
     few: by the skinny GEMM; else x is rounded to float8 first.
     """
-    from octavo.layers.linear.float8.gemm import float8_linear
-    from octavo.layers.linear.skinny import skinny_linear
+    from octavo.gemm.portable.float8_gemm import float8_linear
+    from octavo.gemm.portable.skinny import skinny_linear
 
     dtype, values, scales = x.dtype, *quantise_rows(x)
     exact_x = x.double() if few else values.double() * scales.double()
@@ -104,7 +104,7 @@ def test_sum_into_the_residual_stream(device: str, dtype: torch.dtype, few: bool
 
 @everywhere
 def test_a_row_does_not_depend_on_the_others(device: str, dtype: torch.dtype) -> None:
-    from octavo.layers.linear.float8.gemm import float8_linear
+    from octavo.gemm.portable.float8_gemm import float8_linear
 
     weight, x = make_weight(40, 96, (32, 32), device), random(5, 96, device=device, dtype=dtype)
     alone, together = (
@@ -121,7 +121,7 @@ def test_a_row_does_not_depend_on_the_others(device: str, dtype: torch.dtype) ->
 def test_quantised_rows(
     device: str, dtype: torch.dtype, has_norm: bool, has_delta: bool, width: int | None
 ) -> None:
-    from octavo.layers.triton.quantise import quantise_rows as triton_quantise_rows
+    from octavo.kernels.quantise import quantise_rows as triton_quantise_rows
 
     x = random(5, 100, device=device, dtype=dtype)[:, :96] * torch.logspace(-2, 2, 5, device=device)[:, None]
     x = x.to(dtype)
@@ -150,7 +150,7 @@ def test_rows_with_what_is_no_number_show_it(
     device: str, dtype: torch.dtype, value: float, width: int | None
 ) -> None:
     """Trap: a GPU's minimum of NaN and 448 is 448, and such a row's product looked like numbers."""
-    from octavo.layers.triton.quantise import quantise_rows as triton_quantise_rows
+    from octavo.kernels.quantise import quantise_rows as triton_quantise_rows
 
     x = random(3, 96, device=device, dtype=dtype)
     x[1, 40] = value
@@ -162,8 +162,8 @@ def test_rows_with_what_is_no_number_show_it(
 
 @everywhere
 def test_refuses_what_does_not_fit(device: str, dtype: torch.dtype) -> None:
-    from octavo.layers.linear.float8.gemm import float8_linear
-    from octavo.layers.linear.skinny import skinny_linear
+    from octavo.gemm.portable.float8_gemm import float8_linear
+    from octavo.gemm.portable.skinny import skinny_linear
 
     x, weight = random(2, 64, device=device, dtype=dtype), make_weight(32, 64, (1, 0), device)
     values, scales = quantise_rows(x)

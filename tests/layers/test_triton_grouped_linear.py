@@ -14,13 +14,13 @@ from triton_layer_cases import (
 )
 
 from octavo.errors import InvalidArgumentError
-from octavo.layers.linear.grouped.tiling import (
+from octavo.forms.packed import GroupedWeight, group_of
+from octavo.gemm.portable.packed.packed_tiling import (
     MediumTiling,
     choose_few_tiling,
     choose_grouped_gemm,
     choose_medium_tiling,
 )
-from octavo.layers.linear.grouped.weight import GroupedWeight, group_of
 
 pytestmark = ignores_overflow
 FORMS = [(4, 32), (4, 64), (4, 128), (4, 96), (8, 16), (8, 32), (8, 384)]
@@ -77,7 +77,7 @@ def test_product(device: str, dtype: torch.dtype, bits: int, group: int) -> None
     weight = packed(random_blocks(37, 384, bits=bits, group=group), device)
     # Rows of a wider tensor.
     x = random(5, 387, device=device, dtype=dtype)[:, :384]
-    from octavo.layers.linear.grouped.medium import medium_linear
+    from octavo.gemm.portable.packed.medium import medium_linear
 
     with poisoned_memory():
         got = medium_linear(x, weight, tiling=TILING)
@@ -88,7 +88,7 @@ def test_product(device: str, dtype: torch.dtype, bits: int, group: int) -> None
 @pytest.mark.parametrize("num_splits", [1, 2])
 @pytest.mark.parametrize("names", [["gelu", "bias"], ["residual", "bias"]])
 def test_what_is_fused(device: str, dtype: torch.dtype, names: list[str], num_splits: int) -> None:
-    from octavo.layers.linear.grouped.medium import medium_linear
+    from octavo.gemm.portable.packed.medium import medium_linear
 
     weight = packed(random_blocks(42, 576, group=64), device)
     x = random(18, 576, device=device, dtype=dtype)
@@ -102,7 +102,7 @@ def test_what_is_fused(device: str, dtype: torch.dtype, names: list[str], num_sp
 @places
 @pytest.mark.parametrize(("bits", "group"), FORMS)
 def test_dequantised(device: str, dtype: torch.dtype, bits: int, group: int) -> None:
-    from octavo.layers.linear.grouped.dequantise import dequantise
+    from octavo.gemm.portable.packed.dequantise import dequantise
 
     weight = packed(random_blocks(37, 384, bits=bits, group=group), device)
     with poisoned_memory():
@@ -112,7 +112,7 @@ def test_dequantised(device: str, dtype: torch.dtype, bits: int, group: int) -> 
 
 @places
 def test_what_does_not_fit_is_refused(device: str, dtype: torch.dtype) -> None:
-    from octavo.layers.linear.grouped.medium import medium_linear
+    from octavo.gemm.portable.packed.medium import medium_linear
 
     weight = packed(random_blocks(32, 64), device)
     x = random(3, 64, device=device, dtype=dtype)
@@ -158,8 +158,8 @@ def compiled_few(*shape: object) -> Mapping[str, str]:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    from octavo.layers.linear.grouped.few.kernel import Shape, few_linear_kernel
-    from octavo.layers.linear.grouped.result import Result
+    from octavo.gemm.portable.packed.packed_result import Result
+    from octavo.gemm.portable.packed.rows_kernel import Shape, few_linear_kernel
 
     constants = Shape(*map(gl.constexpr, shape))
     names = [parameter.name for parameter in few_linear_kernel.params]

@@ -12,7 +12,7 @@ from octavo.errors import InvalidArgumentError
 @fewer("num_rows", [1, 3, 65, 64, 130])
 @pytest.mark.parametrize(("num_columns", "size"), [(1, 1), (37, 45), (64, 256), (130, 300)])
 def test_product(device: str, dtype: torch.dtype, num_rows: int, num_columns: int, size: int) -> None:
-    from octavo.layers.linear.invariant import invariant_linear
+    from octavo.gemm.portable.invariant import invariant_linear
 
     # Strided views: rows of a wider tensor, whose other columns must not be read.
     wide = random(num_rows, size + 3, device=device, dtype=dtype)
@@ -32,8 +32,8 @@ def test_product(device: str, dtype: torch.dtype, num_rows: int, num_columns: in
 
 @everywhere
 def test_more_row_tiles_than_a_group_of_them(device: str, dtype: torch.dtype) -> None:
-    from octavo.layers.linear.invariant import invariant_linear
-    from octavo.layers.linear.invariant_tiling import InvariantTiling
+    from octavo.gemm.portable.invariant import invariant_linear
+    from octavo.gemm.portable.invariant_tiling import InvariantTiling
 
     x = random(64 * 10 + 5, 20, device=device, dtype=dtype)
     weight = random(50, 20, device=device, dtype=dtype, seed=1)
@@ -44,7 +44,7 @@ def test_more_row_tiles_than_a_group_of_them(device: str, dtype: torch.dtype) ->
 
 @everywhere
 def test_neighbours_change_no_bit(device: str, dtype: torch.dtype) -> None:
-    from octavo.layers.linear.invariant import invariant_linear
+    from octavo.gemm.portable.invariant import invariant_linear
 
     x = random(70, 96, device=device, dtype=dtype)
     weight = random(40, 96, device=device, dtype=dtype, seed=1)
@@ -57,7 +57,7 @@ def test_neighbours_change_no_bit(device: str, dtype: torch.dtype) -> None:
 
 @everywhere
 def test_layer_keeps_its_weights_and_takes_no_rows(device: str, dtype: torch.dtype) -> None:
-    from octavo.layers.linear.invariant import InvariantLinear, invariant_linear
+    from octavo.gemm.portable.invariant import InvariantLinear, invariant_linear
 
     weight = random(24, 40, device=device, dtype=dtype)
     bias = random(24, device=device, dtype=dtype, seed=1)
@@ -69,7 +69,7 @@ def test_layer_keeps_its_weights_and_takes_no_rows(device: str, dtype: torch.dty
 
 @everywhere
 def test_refuses_what_does_not_fit(device: str, dtype: torch.dtype) -> None:
-    from octavo.layers.linear.invariant import invariant_linear
+    from octavo.gemm.portable.invariant import invariant_linear
 
     x, weight = (torch.zeros(*shape, device=device, dtype=dtype) for shape in ((2, 8), (6, 8)))
     for bad in (weight.t()[:, :8], x[0]):
@@ -85,7 +85,7 @@ def test_refuses_what_does_not_fit(device: str, dtype: torch.dtype) -> None:
 @everywhere
 def test_tilings_from_large_to_small(device: str, dtype: torch.dtype) -> None:
     """Large tiles for many rows, enough programs for few; shared memory that an SM has."""
-    from octavo.layers.linear.invariant_tiling import FLOAT32_TILING, HALF_TILINGS, choose_tiling
+    from octavo.gemm.portable.invariant_tiling import FLOAT32_TILING, HALF_TILINGS, choose_tiling
 
     half = torch.bfloat16
     assert choose_tiling(8192, 6144, half, 99) == HALF_TILINGS[0]

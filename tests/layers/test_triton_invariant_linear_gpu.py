@@ -27,7 +27,7 @@ def case(num_columns: int, size: int, dtype: torch.dtype) -> tuple[Tensor, Tenso
 def test_a_row_has_the_same_bits_among_any_number_of_rows(
     num_columns: int, size: int, dtype: torch.dtype
 ) -> None:
-    from octavo.layers.linear.invariant import invariant_linear
+    from octavo.gemm.portable.invariant import invariant_linear
 
     x, weight, bias = case(num_columns, size, dtype)
     whole = invariant_linear(x, weight, bias)
@@ -42,8 +42,8 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(
 @pytest.mark.parametrize("dtype", DTYPES[:2])
 @pytest.mark.parametrize(("num_columns", "size"), SHAPES)
 def test_all_tilings_give_the_same_bits(num_columns: int, size: int, dtype: torch.dtype) -> None:
-    from octavo.layers.linear.invariant import invariant_linear
-    from octavo.layers.linear.invariant_tiling import HALF_TILINGS
+    from octavo.gemm.portable.invariant import invariant_linear
+    from octavo.gemm.portable.invariant_tiling import HALF_TILINGS
 
     x, weight, bias = case(num_columns, size, dtype)
     expected = invariant_linear(x, weight, bias, dtype=torch.float32, tiling=HALF_TILINGS[0])
@@ -53,7 +53,7 @@ def test_all_tilings_give_the_same_bits(num_columns: int, size: int, dtype: torc
 
 
 def test_replays_in_a_cuda_graph() -> None:
-    from octavo.layers.linear.invariant import invariant_linear
+    from octavo.gemm.portable.invariant import invariant_linear
 
     x, weight, bias = case(1024, 3072, torch.bfloat16)
     expected = invariant_linear(x, weight, bias)[:7]

@@ -35,7 +35,7 @@ def test_all_layers_in_the_interpreter() -> None:
 @everywhere
 @pytest.mark.parametrize("size", [1, 7, 64, 896, 1000, 4096])
 def test_rms_norm(device: str, dtype: torch.dtype, size: int) -> None:
-    from octavo.layers.triton.norm import rms_norm
+    from octavo.kernels.rms_norm import rms_norm
 
     # A strided view: rows of a wider tensor.
     x = random(5, size + 3, device=device, dtype=dtype)[:, :size]
@@ -48,7 +48,7 @@ def test_rms_norm(device: str, dtype: torch.dtype, size: int) -> None:
 @everywhere
 @pytest.mark.parametrize("size", [7, 64, 1000])
 def test_add_rms_norm_updates_the_residual(device: str, dtype: torch.dtype, size: int) -> None:
-    from octavo.layers.triton.norm import rms_norm
+    from octavo.kernels.rms_norm import rms_norm
 
     x = random(4, size, device=device, dtype=dtype)
     residual = random(4, size + 1, device=device, dtype=dtype, seed=1)[:, 1:]
@@ -62,7 +62,7 @@ def test_add_rms_norm_updates_the_residual(device: str, dtype: torch.dtype, size
 
 @everywhere
 def test_norms_of_nothing_and_of_zeros(device: str, dtype: torch.dtype) -> None:
-    from octavo.layers.triton.norm import rms_norm
+    from octavo.kernels.rms_norm import rms_norm
 
     weight = torch.ones(8, device=device)
     nothing = torch.empty(0, 8, device=device, dtype=dtype)
@@ -74,7 +74,7 @@ def test_norms_of_nothing_and_of_zeros(device: str, dtype: torch.dtype) -> None:
 
 @everywhere
 def test_norms_refuse_what_does_not_fit(device: str, dtype: torch.dtype) -> None:
-    from octavo.layers.triton.norm import rms_norm
+    from octavo.kernels.rms_norm import rms_norm
 
     x, weight = torch.zeros(2, 8, device=device, dtype=dtype), torch.ones(8, device=device)
     for bad in (x[:, :7], x.t(), x[None]):
@@ -89,7 +89,7 @@ def test_norms_refuse_what_does_not_fit(device: str, dtype: torch.dtype) -> None
 @pytest.mark.parametrize("size", [1, 7, 1023, 1024, 1025, 3072])
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_gated_activation(device: str, dtype: torch.dtype, name: str, size: int) -> None:
-    from octavo.layers.triton.activation import gated_activation
+    from octavo.kernels.activation import gated_activation
 
     gate_up = (random(3, 2 * size + 5, device=device, dtype=dtype) * 3)[:, : 2 * size]
     gate, up = gate_up.chunk(2, -1)
@@ -100,7 +100,7 @@ def test_gated_activation(device: str, dtype: torch.dtype, name: str, size: int)
 
 @everywhere
 def test_gated_activation_at_the_extremes(device: str, dtype: torch.dtype) -> None:
-    from octavo.layers.triton.activation import gated_activation
+    from octavo.kernels.activation import gated_activation
 
     gate_up = torch.tensor([[-3e4, 3e4, 0.0, 1.0, 1.0, 1.0]], device=device, dtype=dtype)
     for name in ACTIVATIONS:
@@ -110,7 +110,7 @@ def test_gated_activation_at_the_extremes(device: str, dtype: torch.dtype) -> No
 
 @everywhere
 def test_bounds_of_an_activation_keep_what_is_no_number(device: str, dtype: torch.dtype) -> None:
-    from octavo.layers.triton.activation import gated_activation
+    from octavo.kernels.activation import gated_activation
 
     gate_up = torch.tensor([[torch.nan, 1.0, 9.0, 1.0, torch.nan, 9.0]], device=device, dtype=dtype)
     assert gated_activation(gate_up, "clamped_swiglu").isnan().tolist() == [[True, True, False]]
@@ -118,7 +118,7 @@ def test_bounds_of_an_activation_keep_what_is_no_number(device: str, dtype: torc
 
 @everywhere
 def test_gated_activation_refuses_what_does_not_fit(device: str, dtype: torch.dtype) -> None:
-    from octavo.layers.triton.activation import gated_activation
+    from octavo.kernels.activation import gated_activation
 
     with pytest.raises(InvalidArgumentError, match="did you mean 'gelu_tanh'"):
         gated_activation(torch.zeros(1, 2, device=device, dtype=dtype), "gelu_tan")

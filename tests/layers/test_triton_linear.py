@@ -15,7 +15,7 @@ from triton_layer_cases import (
 )
 
 from octavo.errors import InvalidArgumentError
-from octavo.layers.linear.skinny_tiling import MAX_ROWS, Tiling, choose_tiling
+from octavo.gemm.portable.skinny_tiling import MAX_ROWS, Tiling, choose_tiling
 
 pytestmark = ignores_overflow
 ROWS = [1, 2, 3, 4]
@@ -23,7 +23,7 @@ ROWS = [1, 2, 3, 4]
 
 def check(x: Tensor, weight: Tensor, *, tiling: Tiling | None = None, **options) -> Tensor:
     """Run the kernel on poisoned memory and hold it to twice the error of plain torch."""
-    from octavo.layers.linear.skinny import skinny_linear
+    from octavo.gemm.portable.skinny import skinny_linear
 
     doubled = {
         name: value.double() if isinstance(value, Tensor) else value for name, value in options.items()
@@ -109,7 +109,7 @@ def test_any_tiling_computes_the_same(device: str, dtype: torch.dtype, num_rows:
 @everywhere
 @pytest.mark.parametrize("num_rows", [2, 4])
 def test_a_row_does_not_depend_on_the_others(device: str, dtype: torch.dtype, num_rows: int) -> None:
-    from octavo.layers.linear.skinny import skinny_linear
+    from octavo.gemm.portable.skinny import skinny_linear
 
     x = random(num_rows, 96, device=device, dtype=dtype)
     weight = random(10, 96, device=device, dtype=dtype, seed=1)
@@ -127,7 +127,7 @@ def test_a_row_does_not_depend_on_the_others(device: str, dtype: torch.dtype, nu
 
 @everywhere
 def test_refuses_what_does_not_fit(device: str, dtype: torch.dtype) -> None:
-    from octavo.layers.linear.skinny import skinny_linear
+    from octavo.gemm.portable.skinny import skinny_linear
 
     x, weight = (torch.zeros(*shape, device=device, dtype=dtype) for shape in ((2, 8), (6, 8)))
     for bad in (x[:0], torch.zeros(MAX_ROWS + 1, 8, device=device, dtype=dtype), weight.t()[:2], x[0]):

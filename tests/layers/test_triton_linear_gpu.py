@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an 
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 4])
 @pytest.mark.parametrize(("num_columns", "size"), [(1024, 3072), (6144, 1024), (4096, 12288), (10007, 4096)])
 def test_shapes_of_decoders(num_columns: int, size: int, num_rows: int, dtype: torch.dtype) -> None:
-    from octavo.layers.linear.skinny import skinny_linear
+    from octavo.gemm.portable.skinny import skinny_linear
 
     torch.manual_seed(num_rows)
     x, norm_weight = random(num_rows, size, dtype=dtype), random(size, dtype=dtype)
@@ -32,7 +32,7 @@ def test_shapes_of_decoders(num_columns: int, size: int, num_rows: int, dtype: t
 def test_overlapping_kernels_give_the_same_bits_in_and_out_of_graphs(
     num_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from octavo.layers.linear.skinny import skinny_linear
+    from octavo.gemm.portable.skinny import skinny_linear
 
     def weight(rows: int, size: int, scale: float) -> Tensor:
         return random(rows, size, scale=scale)

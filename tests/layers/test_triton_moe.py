@@ -6,13 +6,14 @@ from fewer import fewer
 from torch import Tensor
 from triton_layer_cases import assert_as_good_as_torch, everywhere, ignores_overflow, poisoned_memory, random
 
-from octavo.layers.linear.float8.weight import quantise_rows
-from octavo.layers.linear.plain import PlainLinear
-from octavo.layers.moe.experts import ListedExperts, combine
-from octavo.layers.moe.router import Choice, choose_by_logits
-from octavo.layers.moe.stacked import StackedExperts
-from octavo.layers.moe.tiling import GroupedTiling
-from octavo.layers.moe.weight import ExpertWeight
+from octavo.forms.float8 import quantise_rows
+from octavo.forms.float_experts import ExpertWeight
+from octavo.gemm.expert_choice import Choice
+from octavo.gemm.plain import PlainLinear
+from octavo.gemm.portable.experts.expert_tiling import GroupedTiling
+from octavo.gemm.stacked_experts import StackedExperts
+from octavo.layers.experts import ListedExperts, combine
+from octavo.layers.router import choose_by_logits
 
 pytestmark = ignores_overflow
 
@@ -42,7 +43,7 @@ def make_weights(
 def test_choice_of_experts(
     device: str, dtype: torch.dtype, num_experts: int, num_chosen: int, renormalises: bool
 ) -> None:
-    from octavo.layers.moe.triton.router import choose_experts
+    from octavo.gemm.portable.experts.router_logits import choose_experts
 
     logits = random(7, num_experts, device=device)
     logits[1] = 0.0
@@ -59,7 +60,7 @@ def test_choice_of_experts(
 @everywhere
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 def test_choice_among_garbage_names_experts_that_exist(device: str, dtype: torch.dtype) -> None:
-    from octavo.layers.moe.triton.router import choose_experts
+    from octavo.gemm.portable.experts.router_logits import choose_experts
 
     logits = torch.full((4, 5), torch.nan, device=device)
     logits[1, 2:] = torch.inf
@@ -73,7 +74,7 @@ def test_choice_among_garbage_names_experts_that_exist(device: str, dtype: torch
 @everywhere
 @pytest.mark.parametrize(("num_rows", "num_experts", "size"), [(1, 8, 64), (5, 60, 300), (20, 128, 64)])
 def test_router_logits(device: str, dtype: torch.dtype, num_rows: int, num_experts: int, size: int) -> None:
-    from octavo.layers.moe.triton.router import router_logits
+    from octavo.gemm.portable.experts.router_logits import router_logits
 
     x = random(num_rows, size + 3, device=device, dtype=dtype)[:, :size]
     weight = random(num_experts, size, device=device, dtype=dtype, seed=1)
@@ -92,9 +93,9 @@ def test_norm_and_choice_in_one_kernel(
     device: str, dtype: torch.dtype, num_rows: int, num_experts: int, size: int, biased: bool
 ) -> None:
     """As by a kernel each."""
-    from octavo.layers.moe.triton.route import norm_and_route
-    from octavo.layers.moe.triton.router import choose_experts
-    from octavo.layers.triton.norm import rms_norm
+    from octavo.gemm.portable.experts.route_token import norm_and_route
+    from octavo.gemm.portable.experts.router_logits import choose_experts
+    from octavo.kernels.rms_norm import rms_norm
 
     hidden = random(num_rows, size + 3, device=device, dtype=dtype)[:, :size]
     norm = random(size, device=device, seed=2)
@@ -124,7 +125,7 @@ def test_norm_and_choice_in_one_kernel(
 @everywhere
 @pytest.mark.parametrize("num_tokens", [1, 5, 40, 700])
 def test_pairs_are_sorted_by_expert(device: str, dtype: torch.dtype, num_tokens: int) -> None:
-    from octavo.layers.moe.triton.sort import sort_pairs
+    from octavo.gemm.portable.experts.sort_pairs import sort_pairs
 
     experts = make_choice(num_tokens, 7, 3, device).experts
     # An expert that nobody chose, first and last.
@@ -165,8 +166,8 @@ def test_experts(
 @pytest.mark.parametrize("tma", [False, True])
 @pytest.mark.parametrize("num_slots", [1, 2])
 def test_any_tiling_computes_the_same(device: str, dtype: torch.dtype, num_slots: int, tma: bool) -> None:
-    from octavo.layers.moe.triton.grouped import grouped_gemm
-    from octavo.layers.moe.triton.sort import sort_pairs
+    from octavo.gemm.portable.experts.grouped import grouped_gemm
+    from octavo.gemm.portable.experts.sort_pairs import sort_pairs
 
     gate_up, down = make_weights(3, 40, 72, device, dtype)
     choice, x = make_choice(50, 3, 2, device), random(50, 72, device=device, dtype=dtype, seed=3)

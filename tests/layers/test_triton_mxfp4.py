@@ -8,14 +8,15 @@ from compiled_figures import compiled_figures
 from torch import Tensor
 from triton_layer_cases import assert_as_good_as_torch, everywhere, ignores_overflow, poisoned_memory, random
 
-from octavo.layers.linear.mxfp4.weight import Mxfp4Weight
-from octavo.layers.linear.plain import PlainLinear
-from octavo.layers.moe.experts import ListedExperts, combine
-from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight, pack_exponents, pack_words
-from octavo.layers.moe.router import Choice, choose_by_logits
-from octavo.layers.moe.stacked import StackedExperts
-from octavo.layers.moe.tiling import Mxfp4Tiling
-from octavo.layers.moe.weight import ExpertWeight
+from octavo.forms.float_experts import ExpertWeight
+from octavo.forms.mxfp4 import Mxfp4Weight
+from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight, pack_exponents, pack_words
+from octavo.gemm.expert_choice import Choice
+from octavo.gemm.plain import PlainLinear
+from octavo.gemm.portable.experts.expert_tiling import Mxfp4Tiling
+from octavo.gemm.stacked_experts import StackedExperts
+from octavo.layers.experts import ListedExperts, combine
+from octavo.layers.router import choose_by_logits
 
 pytestmark = ignores_overflow
 ACTIVATION = "clamped_swiglu"
@@ -94,8 +95,8 @@ def test_experts_with_biases(device: str, dtype: torch.dtype, product: str, num_
 @everywhere
 @pytest.mark.parametrize("tiling", [Mxfp4Tiling(16, 32, 1, 4, 2), Mxfp4Tiling(8, 32, 4, 4, 3)])
 def test_any_tiling_computes_the_same(device: str, dtype: torch.dtype, tiling: Mxfp4Tiling) -> None:
-    from octavo.layers.moe.triton.mxfp4_gemm import grouped_gemm
-    from octavo.layers.moe.triton.sort import sort_pairs
+    from octavo.gemm.portable.experts.mxfp4_gemm import grouped_gemm
+    from octavo.gemm.portable.experts.sort_pairs import sort_pairs
 
     gate_up, down = (make_mxfp4(3, rows, 64, device, 1, bias=False) for rows in (128, 64))
     choice, x = make_choice(50, 3, 2, device), random(50, 64, device=device, dtype=dtype, seed=3)
@@ -124,13 +125,13 @@ def test_every_exponent_counts(device: str, dtype: torch.dtype, product: str) ->
     # A token for each block: no sum has numbers of several exponents.
     x = torch.block_diag(*random(8, 32, device=device).unsqueeze(1))
     if product == "few":
-        from octavo.layers.moe.tiling import MXFP4_FEW_TILING
-        from octavo.layers.moe.triton.mxfp4_gemm import few_down
+        from octavo.gemm.portable.experts.expert_tiling import MXFP4_FEW_TILING
+        from octavo.gemm.portable.experts.mxfp4_gemm import few_down
 
         got = few_down(x, down, choice, None, MXFP4_FEW_TILING)
     else:
-        from octavo.layers.moe.triton.mxfp4_gemm import grouped_gemm
-        from octavo.layers.moe.triton.sort import sort_pairs
+        from octavo.gemm.portable.experts.mxfp4_gemm import grouped_gemm
+        from octavo.gemm.portable.experts.sort_pairs import sort_pairs
 
         by_expert = sort_pairs(choice.experts, 1, 1)
         got = grouped_gemm(x, down, by_expert, None, Mxfp4Tiling(16, 64, 1, 4, 2))
@@ -141,7 +142,7 @@ def test_every_exponent_counts(device: str, dtype: torch.dtype, product: str) ->
 
 @everywhere
 def test_a_bias_chooses_experts(device: str, dtype: torch.dtype) -> None:
-    from octavo.layers.moe.triton.router import choose_experts
+    from octavo.gemm.portable.experts.router_logits import choose_experts
 
     logits, bias = random(6, 12, device=device), 3 * random(12, device=device, seed=1).to(dtype)
     logits[1] = -bias.float()

@@ -12,10 +12,10 @@ from triton_layer_cases import (
     random,
 )
 
-from octavo.layers.moe.experts import combine
-from octavo.layers.moe.router import Choice
-from octavo.layers.moe.stacked import StackedExperts
-from octavo.layers.moe.tiling import PackedTiling, choose_grouped_tiling
+from octavo.gemm.expert_choice import Choice
+from octavo.gemm.portable.experts.expert_tiling import PackedTiling, choose_grouped_tiling
+from octavo.gemm.stacked_experts import StackedExperts
+from octavo.layers.experts import combine
 
 pytestmark = ignores_overflow
 # Activations are of 16 bits.
@@ -54,8 +54,8 @@ def test_experts(
 @pytest.mark.parametrize("num_slots", [1, 2])
 def test_any_tiling_computes_the_same(device: str, dtype: torch.dtype, num_slots: int) -> None:
     """Several tiles of rows for a program, and columns that no tile divides."""
-    from octavo.layers.moe.triton.packed_grouped import grouped_gemm
-    from octavo.layers.moe.triton.sort import sort_pairs
+    from octavo.gemm.portable.experts.packed_grouped import grouped_gemm
+    from octavo.gemm.portable.experts.sort_pairs import sort_pairs
 
     options = {"bits": 4, "group": 32, "ordered": False}
     gate_up = packed_experts(3, 2 * 96, 72 * 4, device, **options, parts=2)

@@ -63,7 +63,7 @@ class QKVCase:
     def run(
         self, *, k_scale: Tensor | None = None, v_scale: Tensor | None = None, keep_k: bool = False
     ) -> Tensor:
-        from octavo.layers.triton.rotary import rotate_and_store
+        from octavo.attention.step.rotate_store import rotate_and_store
 
         return rotate_and_store(
             self.qkv,
@@ -144,8 +144,8 @@ def test_keys_can_be_kept_in_place_too(device: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("device", [pytest.param(place.values[0], marks=place.marks) for place in PLACES[:1]])
 @pytest.mark.parametrize(("length", "head_dim"), [(1.0, 80), (1.25, 80), (1.25, 112)])
 def test_rotation_table(device: str, length: float, head_dim: int) -> None:
+    from octavo.attention.step.rotations import rotation_table
     from octavo.layers.rotary import Rotary
-    from octavo.layers.triton.rotations import rotation_table
 
     frequencies = 10000.0 ** (-torch.arange(0, 80, 2, device=device) / 80)
     positions = torch.tensor([0, 1, 17, 40959, 131071, 5, 6] * 5, dtype=torch.int32, device=device)

@@ -12,8 +12,8 @@ def test_rows_are_sorted_and_every_one_is_in_a_tile(
     device: str, dtype: torch.dtype, rows: int, skewed: bool
 ) -> None:
     """Of pairs of experts elsewhere there is none."""
-    from octavo.layers.moe.mxfp4_many.sorted_rows import sort_rows
-    from octavo.layers.moe.triton.sort import sort_pairs
+    from octavo.gemm.hopper.mxfp4.sorted_rows import sort_rows
+    from octavo.gemm.portable.experts.sort_pairs import sort_pairs
 
     num_experts, num_tokens = 5, 70
     generator = torch.Generator().manual_seed(0)

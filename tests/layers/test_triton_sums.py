@@ -8,7 +8,7 @@ from fewer import fewer
 from torch import Tensor
 from triton_layer_cases import INTERPRETED, assert_as_good_as_torch, everywhere, plain_norm, random
 
-from octavo.gpu.device import power_of_two
+from octavo.kernels.device import power_of_two
 from octavo.parallel import shared_memory
 
 
@@ -55,7 +55,7 @@ def memories(monkeypatch: pytest.MonkeyPatch, num_ranks: int) -> list[Block]:
     """Of all ranks, whose kernels do not wait for one another."""
     from triton_sum_kernel import do_not_meet
 
-    for module in ("octavo.parallel.triton.sums", "octavo.layers.triton.sum_norm"):
+    for module in ("octavo.parallel.triton.sums", "octavo.parallel.triton.sum_norm"):
         monkeypatch.setattr(f"{module}.meet", do_not_meet)
     blocks = [torch.zeros(shared_memory.SHARED_BYTES, dtype=torch.uint8) for _ in range(num_ranks)]
     return [Block(rank, blocks) for rank in range(num_ranks)]
@@ -99,10 +99,10 @@ def test_every_rank_gets_the_sum_and_its_norm(
     memories: list[Block], num_ranks: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nine rows are more than there are programs."""
-    from octavo.layers.triton.norm import rms_norm
-    from octavo.layers.triton.sum_norm import sum_rms_norm
+    from octavo.kernels.rms_norm import rms_norm
+    from octavo.parallel.triton.sum_norm import sum_rms_norm
 
-    monkeypatch.setattr("octavo.layers.triton.sum_norm.MAX_PROGRAMS", 4)
+    monkeypatch.setattr("octavo.parallel.triton.sum_norm.MAX_PROGRAMS", 4)
     size = 24
     parts = random(num_ranks, rows, size, device="cpu")
     residual, weight = random(rows, size, device="cpu", seed=1), random(size, device="cpu", seed=2)

@@ -13,10 +13,11 @@ from test_triton_mxfp4 import listed as listed_with_biases
 from torch import Tensor
 from triton_layer_cases import assert_as_good_as_torch, everywhere, ignores_overflow, poisoned_memory, random
 
-from octavo.layers.moe.experts import ListedExperts
-from octavo.layers.moe.router import Choice, choose_by_logits
-from octavo.layers.moe.stacked import StackedExperts
-from octavo.layers.moe.weight import ExpertWeight
+from octavo.forms.float_experts import ExpertWeight
+from octavo.gemm.expert_choice import Choice
+from octavo.gemm.stacked_experts import StackedExperts
+from octavo.layers.experts import ListedExperts
+from octavo.layers.router import choose_by_logits
 
 # Rows of pairs that are elsewhere are not set, and become float8 like others.
 pytestmark = [ignores_overflow, pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")]
@@ -124,7 +125,7 @@ def test_neighbours_change_no_bit_of_a_deterministic_layer(device: str, dtype: t
 
 @everywhere
 def test_pairs_of_other_ranks_are_in_no_list(device: str, dtype: torch.dtype) -> None:
-    from octavo.layers.moe.triton.sort import sort_pairs
+    from octavo.gemm.portable.experts.sort_pairs import sort_pairs
 
     experts = make_choice(40, device).experts
     with poisoned_memory():
@@ -139,7 +140,7 @@ def test_pairs_of_other_ranks_are_in_no_list(device: str, dtype: torch.dtype) ->
 @everywhere
 @pytest.mark.parametrize("held", [range(3), range(2, 5), range(5, 7), range(7)], ids=str)
 def test_a_choice_by_the_numbers_of_a_rank(device: str, dtype: torch.dtype, held: range) -> None:
-    from octavo.layers.moe.triton.router import choose_experts
+    from octavo.gemm.portable.experts.router_logits import choose_experts
 
     logits = random(9, NUM_EXPERTS, device=device)
     everyone = choose_by_logits(logits, 3, renormalises=True)
@@ -154,7 +155,7 @@ def test_a_choice_by_the_numbers_of_a_rank(device: str, dtype: torch.dtype, held
 @everywhere
 @pytest.mark.parametrize("held", [None, range(2, 5)], ids=str)
 def test_padding_has_no_experts(device: str, dtype: torch.dtype, held: range | None) -> None:
-    from octavo.layers.moe.triton.router import choose_experts
+    from octavo.gemm.portable.experts.router_logits import choose_experts
 
     logits = random(9, NUM_EXPERTS, device=device)
     slots = torch.tensor([7, -1, 0, 5, -1, 1, 2, 3, -1], dtype=torch.int32, device=device)

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from octavo import LLM, SamplingParams
+from octavo.gemm.cpu.block_linear import BlockLinear
+from octavo.gemm.cpu.library import compile_failure
 from octavo.layers.block import PlainInput
-from octavo.layers.cpu.library import compile_failure
-from octavo.layers.linear.blocks.linear import BlockLinear
 
 pytestmark = pytest.mark.skipif(compile_failure() is not None, reason="needs a C compiler")
 

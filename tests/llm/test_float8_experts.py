@@ -12,7 +12,7 @@ from torch import Tensor
 
 from octavo import SamplingParams
 from octavo.errors import ConfigError, UnsupportedModelError
-from octavo.layers.moe.stacked import StackedExperts
+from octavo.gemm.stacked_experts import StackedExperts
 from octavo.models import builder
 
 QWEN = TINY_LLAMA | {

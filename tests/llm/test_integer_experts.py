@@ -15,10 +15,10 @@ from torch import Tensor
 from octavo import LLM
 from octavo.engine.step.result import LateWork
 from octavo.errors import ConfigError, UnsupportedModelError
-from octavo.layers.linear.quantised import Storage
-from octavo.layers.moe.feed_forward import ExpertFeedForward
-from octavo.layers.moe.packed_weight import PackedExpertWeight
-from octavo.layers.moe.stacked import StackedExperts
+from octavo.forms.base import Storage
+from octavo.forms.packed_experts import PackedExpertWeight
+from octavo.gemm.stacked_experts import StackedExperts
+from octavo.layers.expert_feed_forward import ExpertFeedForward
 from octavo.models import ModelConfig, builder, load_decoder, open_weights, read_config, resolve_model
 from octavo.models.storage import kept_storage
 from octavo.parallel import TensorParallel

@@ -14,8 +14,8 @@ from torch import Tensor
 from octavo import LLM
 from octavo.engine.step.result import LateWork
 from octavo.errors import UnsupportedModelError, WeightsError
-from octavo.layers.linear.blocks.weight import BlockWeight
-from octavo.layers.moe.weight import ExpertWeight
+from octavo.forms.blocks import BlockWeight
+from octavo.forms.float_experts import ExpertWeight
 from octavo.models import builder, open_weights, resolve_model, stored_matrices
 from octavo.models.weights import QuantisedSource
 

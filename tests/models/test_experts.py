@@ -22,7 +22,7 @@ from test_decoder_families import SMALL, config_json, make_prompts
 
 from octavo import LLM, SamplingParams
 from octavo.errors import FileFormatError, UnsupportedModelError, WeightsError
-from octavo.layers.moe.stacked import StackedExperts
+from octavo.gemm.stacked_experts import StackedExperts
 from octavo.models import ModelConfig, builder, num_active_parameters, num_parameters, parameter_shapes
 from octavo.models.experts.names import with_expert_names
 from octavo.models.formats.safetensors import SafetensorsWeights

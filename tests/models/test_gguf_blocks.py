@@ -12,10 +12,10 @@ from gguf_builder import Tensor, metadata_of, tensors_of
 from test_gguf_dequantize import IDS, random_blocks
 
 from octavo.errors import ConfigError
-from octavo.layers.cpu.library import compile_failure
-from octavo.layers.linear.blocks.linear import TiledBlocks
-from octavo.layers.linear.blocks.stored import StoredBlocks
-from octavo.layers.linear.quantised import join_rows
+from octavo.forms.base import join_rows
+from octavo.forms.stored_blocks import StoredBlocks
+from octavo.gemm.cpu.block_linear import TiledBlocks
+from octavo.gemm.cpu.library import compile_failure
 from octavo.models.formats.gguf.blocks import blocks_of, read_as_stored, storage_of
 from octavo.models.formats.gguf.file import GGUFFile
 from octavo.models.formats.gguf.types import GGML_TYPES

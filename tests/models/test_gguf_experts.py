@@ -21,10 +21,10 @@ from gguf_builder import Tensor
 from gguf_cases import converted
 
 from octavo.errors import ConfigError, FileFormatError, UnsupportedModelError, WeightsError
-from octavo.layers.linear.blocks import linear as blocks
-from octavo.layers.linear.blocks.linear import BlockLinear
-from octavo.layers.moe.experts import ListedExperts
-from octavo.layers.moe.router import Choice
+from octavo.gemm.cpu import block_linear as blocks
+from octavo.gemm.cpu.block_linear import BlockLinear
+from octavo.gemm.expert_choice import Choice
+from octavo.layers.experts import ListedExperts
 from octavo.models import ModelConfig, parameter_shapes
 from octavo.models.formats.gguf.config import gguf_to_hf_config
 from octavo.models.formats.gguf.file import GGUFFile

@@ -15,11 +15,11 @@ from gpt_oss_checkpoints import TINY, make_tensors, write_folder
 from octavo import LLM, SamplingParams
 from octavo.cli import main
 from octavo.errors import UnsupportedModelError, WeightsError
-from octavo.layers.linear.blocks import linear as blocks
-from octavo.layers.linear.blocks.linear import BlockLinear, TiledBlocks
-from octavo.layers.linear.blocks.stored import StoredBlocks
-from octavo.layers.linear.mxfp4.weight import MXFP4, Mxfp4Weight
-from octavo.layers.moe.experts import ListedExperts
+from octavo.forms.mxfp4 import MXFP4, Mxfp4Weight
+from octavo.forms.stored_blocks import StoredBlocks
+from octavo.gemm.cpu import block_linear as blocks
+from octavo.gemm.cpu.block_linear import BlockLinear, TiledBlocks
+from octavo.layers.experts import ListedExperts
 from octavo.models import ModelConfig, parameter_shapes
 from octavo.models.formats.gguf.blocks import quantised_of, read_as_stored
 from octavo.models.formats.gguf.config import gguf_to_hf_config

@@ -15,8 +15,8 @@ from test_phi4_mini import CONFIG, LONG, SHORT, check, make_model
 
 from octavo.cli import main
 from octavo.errors import FileFormatError, UnsupportedModelError, WeightsError
-from octavo.layers.linear.blocks import linear as blocks
-from octavo.layers.linear.blocks.linear import BlockLinear
+from octavo.gemm.cpu import block_linear as blocks
+from octavo.gemm.cpu.block_linear import BlockLinear
 from octavo.layers.rope_scaling import inverse_frequencies
 from octavo.layers.rotary import interleave_halves
 from octavo.models import ModelConfig

@@ -23,8 +23,8 @@ from torch import Tensor
 from octavo import LLM, SamplingParams
 from octavo.cli import main
 from octavo.errors import FileFormatError, UnsupportedModelError, WeightsError
-from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
-from octavo.layers.moe.stacked import StackedExperts
+from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight
+from octavo.gemm.stacked_experts import StackedExperts
 from octavo.models import (
     ModelConfig,
     builder,

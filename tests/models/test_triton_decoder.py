@@ -14,9 +14,10 @@ from decoder_harness import PagedSequences, make_decoder, random_weights, run_ch
 from gpt_oss_checkpoints import TINY as GPT_OSS
 from gpt_oss_checkpoints import make_tensors, write_folder
 
+from octavo.gemm.cpu import mkl as packed
+from octavo.gemm.portable import invariant_tiling, skinny_tiling
+from octavo.gemm.stacked_experts import StackedExperts
 from octavo.layers.block import FusedInput, FusedOutput, PlainInput
-from octavo.layers.linear import invariant_tiling, packed, skinny_tiling
-from octavo.layers.moe.stacked import StackedExperts
 from octavo.models import Decoder, ModelConfig, builder
 from octavo.models.source import open_weights, resolve_model
 
@@ -104,7 +105,7 @@ def test_same_logits_by_row_invariant_products(case: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("case", CASES)
 def test_same_logits_of_a_token_alone_in_its_step(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rotation, store and attention in one kernel, between projections that pass for GEMVs."""
-    from octavo.layers.triton import alone
+    from octavo.attention.step import alone
 
     calls: list[Any] = []
 

@@ -8,7 +8,7 @@ from drawn_cases import draw_on_gpu
 from kvcache_cases import kvcache_case
 from ops_cases import dense_case, varlen_case
 
-from octavo.gpu import repeat, tape
+from octavo.kernels import repeat, tape
 from octavo.ops import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 
 HAS_GPU = torch.cuda.is_available()

@@ -15,8 +15,8 @@ from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from octavo.layers.triton.norm import tile_of
-from octavo.layers.triton.sum_norm import _sum_rms_norm_kernel
+from octavo.kernels.rms_norm import tile_of
+from octavo.parallel.triton.sum_norm import _sum_rms_norm_kernel
 from octavo.parallel.triton.sums import _NUM_WARPS, _TILE, _one_shot_kernel, _two_shot_kernel
 
 HIDDEN = 4096

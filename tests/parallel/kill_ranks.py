@@ -15,7 +15,7 @@ import threading
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from ranks_helpers import OPTIONS, eventually, other_ranks

@@ -1,11 +1,11 @@
-// What Python, the attention kernels and the decoder's layers (layers/cpu/stack.c) tell one another.
+// What Python, the attention kernels and the decoder's layers (gemm/cpu/c/stack.c) tell one another.
 
 #pragma once
 
 #include <stddef.h>
 #include <stdint.h>
 
-#include "team.h"
+#include "../../kernels/c/team.h"
 
 // From BAD_ROW on in the order of Plan's arrays; kernel.py says what was expected.
 enum {

@@ -3,6 +3,7 @@
 import ctypes
 from functools import cache
 from itertools import accumulate
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,15 +11,21 @@ from torch import Tensor
 
 from octavo.attention.cache import LayerCache
 from octavo.attention.checks import bad_block, bad_slot
-from octavo.attention.cpu.compile import KernelUnavailableError, load_library
 from octavo.attention.merge import add_sinks
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions, shift_positions
 from octavo.attention.plan.host_plan import ForestPlan
 from octavo.attention.torch_paged import host_plan
 from octavo.errors import EngineError, InvalidArgumentError, OctavoError, OutOfMemoryError
+from octavo.kernels.c.compile import TOOLS, KernelUnavailableError, Library, load_library
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
+_FOLDER = Path(__file__).parent
+ATTENTION = Library(
+    "attention",
+    (_FOLDER / "kernel.c", _FOLDER / "store.c"),
+    (*TOOLS, *(_FOLDER / name for name in ("calls.h", "few.c", "plan.c", "tile.c", "wide.c"))),
+)
 _OK, _NO_MEMORY, _BAD_SIZES, _BAD_SCORES, _BAD_BLOCK, _BAD_ROW = range(6)
 
 # What the kernel requires of each array of a plan, in the order of the status codes from _BAD_ROW on.
@@ -271,7 +278,7 @@ def kernel_library() -> ctypes.CDLL:
 def _load() -> ctypes.CDLL | str:
     """Return the library, or why it cannot be loaded; tried once per process."""
     try:
-        library = load_library()
+        library = load_library(ATTENTION)
     except KernelUnavailableError as error:
         return str(error)
     library.octavo_attend.argtypes = [ctypes.POINTER(_Plan), ctypes.POINTER(AttendCall), ctypes.c_int]

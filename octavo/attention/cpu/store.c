@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "calls.h"
-#include "vector.c"
+#include "../../kernels/c/vector.c"
 
 // Neighbouring elements are a complex number, multiplied by the token's rotation [D].
 void octavo_rotate_token(float *heads, const float *rotation, int64_t num_heads, int64_t head_dim) {

@@ -3,7 +3,7 @@
 #include <stdbool.h>
 
 #include "calls.h"
-#include "vector.c"
+#include "../../kernels/c/vector.c"
 
 #if LANES == 16                                // 32 registers
 #define KEYS 4                                 // keys whose scores are made together, in two sums each

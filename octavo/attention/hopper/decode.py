@@ -44,8 +44,8 @@ from octavo.attention.triton.arguments import Call
 from octavo.attention.triton.tiles import LN_2
 from octavo.attention.triton.units import RECORD
 from octavo.attention.triton.work import ThinWork
-from octavo.gpu.device import power_of_two
-from octavo.gpu.launch import launch, overlaps
+from octavo.kernels.device import power_of_two
+from octavo.kernels.launch import launch, overlaps
 
 # Layout of both products' results: a warp's tile has 16 rows and 8 columns.
 _MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8]))

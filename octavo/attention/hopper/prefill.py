@@ -50,8 +50,8 @@ from octavo.attention.plan.device_forest import DeviceForest
 from octavo.attention.triton.arguments import Call
 from octavo.attention.triton.shapes import TileShape
 from octavo.attention.triton.work import FatWork
-from octavo.gpu.device import num_multiprocessors
-from octavo.gpu.launch import launch
+from octavo.kernels.device import num_multiprocessors
+from octavo.kernels.launch import launch
 
 
 def unsupported_reason(call: Call, work: FatWork) -> str | None:

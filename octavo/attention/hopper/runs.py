@@ -25,7 +25,7 @@ from triton.experimental.gluon import language as gl
 
 from octavo.attention.hopper.pipe import Source, block_id, copy_part, expect_tile
 from octavo.attention.triton.units import RECORD
-from octavo.gpu.launch import number_of
+from octavo.kernels.launch import number_of
 
 
 class Cursor(NamedTuple):

@@ -10,7 +10,7 @@ from octavo.attention.plan.node_plan import NodeCapacity, NodePlan, NodeTiling
 from octavo.attention.plan.prefix_forest import Costs
 from octavo.attention.triton.shapes import TileShape, padded_head_dim, thin_shape
 from octavo.errors import InvalidArgumentError
-from octavo.gpu.device import num_multiprocessors
+from octavo.kernels.device import num_multiprocessors
 
 # The cost of the additional launches, in bytes that the GPU could read in that time. Measured; some of these
 # reads hit the L2 cache, because neighbouring sequences read the same blocks.

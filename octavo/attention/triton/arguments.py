@@ -15,7 +15,7 @@ from octavo.attention.cache import LayerCache
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton.shapes import ONE_BLOCK, TileShape, padded_head_dim
-from octavo.gpu.launch import varying
+from octavo.kernels.launch import varying
 
 LOG2_E = 1.4426950408889634
 # From a token's first head to its last one, kernels count elements in 32 bits.

@@ -18,8 +18,8 @@ from octavo.attention.triton.tiles import (
 )
 from octavo.attention.triton.units import RECORD, num_key_tiles
 from octavo.attention.triton.work import ThinWork
-from octavo.gpu.device import power_of_two
-from octavo.gpu.launch import launch, overlaps, start_next, wait_for_previous
+from octavo.kernels.device import power_of_two
+from octavo.kernels.launch import launch, overlaps, start_next, wait_for_previous
 
 
 def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, early: bool) -> None:

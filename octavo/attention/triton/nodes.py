@@ -33,8 +33,8 @@ from octavo.attention.triton.tiles import (
     store_results,
 )
 from octavo.attention.triton.units import RECORD
-from octavo.gpu.device import can_overlap, power_of_two
-from octavo.gpu.launch import launch
+from octavo.kernels.device import can_overlap, power_of_two
+from octavo.kernels.launch import launch
 
 # Heads that a program of one warp merges. Four warps with 8 heads took three times as long.
 _MERGED_HEADS = 2

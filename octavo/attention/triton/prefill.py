@@ -15,7 +15,7 @@ from octavo.attention.triton.tiles import (
 )
 from octavo.attention.triton.units import RECORD
 from octavo.attention.triton.work import FatWork
-from octavo.gpu.launch import launch
+from octavo.kernels.launch import launch
 
 _MERGED_ROWS = 16
 

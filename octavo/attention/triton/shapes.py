@@ -11,7 +11,7 @@ from functools import cache
 
 import torch
 
-from octavo.gpu.device import power_of_two
+from octavo.kernels.device import power_of_two
 
 ONE_BLOCK = 1 << 30
 """Block size for which kernels are compiled where each sequence lies within one block.

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from octavo.attention.triton.shapes import padded_head_dim
 from octavo.attention.triton.tiles import LN_2, LOG2_E
-from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
+from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
 
 _ROWS = 8
 

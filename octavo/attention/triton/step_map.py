@@ -17,8 +17,8 @@ from octavo.attention.triton.shapes import TileShape
 from octavo.attention.triton.tilings import Layers
 from octavo.attention.triton.units import RECORD, list_units_kernel, schedule_kernel
 from octavo.attention.triton.work import FatWork, StepMap, ThinWork
-from octavo.gpu.device import num_multiprocessors, power_of_two
-from octavo.gpu.launch import launch
+from octavo.kernels.device import num_multiprocessors, power_of_two
+from octavo.kernels.launch import launch
 
 # One warp merges the pieces of a thin unit, at more than a microsecond each.
 MOST_PIECES = 16

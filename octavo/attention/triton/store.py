@@ -7,8 +7,8 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.attention.cache import LayerCache
-from octavo.gpu.device import power_of_two
-from octavo.gpu.launch import launch
+from octavo.kernels.device import power_of_two
+from octavo.kernels.launch import launch
 
 
 class Rows(NamedTuple):

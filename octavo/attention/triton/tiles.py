@@ -20,7 +20,7 @@ from octavo.attention.triton.float8 import (
     product_queries,
     split_values,
 )
-from octavo.gpu.launch import number_of
+from octavo.kernels.launch import number_of
 
 LN_2 = tl.constexpr(0.6931471805599453)
 LOG2_E = tl.constexpr(triton_arguments.LOG2_E)

@@ -21,8 +21,8 @@ from octavo.attention.triton.step_map import MOST_PIECES
 from octavo.attention.triton.tilings import Layers
 from octavo.attention.triton.units import RECORD, num_key_tiles, shift_positions
 from octavo.attention.triton.work import FatWork, StepMap, ThinWork
-from octavo.gpu.device import num_multiprocessors, power_of_two
-from octavo.gpu.launch import launch
+from octavo.kernels.device import num_multiprocessors, power_of_two
+from octavo.kernels.launch import launch
 
 # Entries that a program writes at a time.
 _ABREAST = 256

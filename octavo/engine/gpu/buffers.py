@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from octavo.engine.memory import ExecutionPlan
-from octavo.gpu.copies import copy_to, to_device
+from octavo.kernels.copies import copy_to, to_device
 from octavo.models import Decoder
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from octavo.attention.cpu.compile import cache_folder
 from octavo.errors import ConfigError
+from octavo.kernels.c.compile import cache_folder
 from octavo.own_files import make_own_folder
 
 _PACKAGE = Path(__file__).parents[2]

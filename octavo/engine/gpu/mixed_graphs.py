@@ -15,7 +15,7 @@ from octavo.engine.gpu.graphs import CapturedNetwork, GraphPool, StepGraphs
 from octavo.engine.gpu.rows import DeviceRows
 from octavo.engine.gpu.sizes import next_size, token_sizes
 from octavo.engine.step.input import StepInput
-from octavo.gpu.copies import copy_to, to_device
+from octavo.kernels.copies import copy_to, to_device
 from octavo.layers.steps.dense import MIN_TOKENS
 
 

@@ -10,7 +10,7 @@ from octavo.engine.sampling.prompt_logprobs import PendingLogprobs
 from octavo.engine.sampling.sampler import SampledToken
 from octavo.engine.sampling.tops import Tops
 from octavo.engine.step.result import StepResult
-from octavo.gpu.copies import to_host
+from octavo.kernels.copies import to_host
 
 
 class Outcome:

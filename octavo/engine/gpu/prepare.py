@@ -16,7 +16,7 @@ from octavo.engine.memory.working import SMALL_BYTES, rare_bytes
 from octavo.engine.step.result import LateWork, PrepareProgress
 from octavo.errors import EngineError
 from octavo.garbage import no_full_collections, paused
-from octavo.gpu.kernels import compile_kernels, num_kernels
+from octavo.kernels.compiled import compile_kernels, num_kernels
 
 # Pinned memory comes in powers of two. A step holds a few blocks of a size at one time, or dozens of small
 # ones when many requests begin.

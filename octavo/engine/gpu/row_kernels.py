@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.engine.sampling.options import FILTERS
-from octavo.gpu.launch import launch
+from octavo.kernels.launch import launch
 
 _COLUMNS = 128
 

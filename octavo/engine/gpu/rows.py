@@ -8,7 +8,7 @@ from torch import Tensor
 
 from octavo.engine.request import Request
 from octavo.engine.sampling.options import COLUMNS
-from octavo.gpu.copies import to_device
+from octavo.kernels.copies import to_device
 from octavo.kv import BlockTables
 
 

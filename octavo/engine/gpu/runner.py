@@ -34,7 +34,7 @@ from octavo.engine.step.input import StepInput, StepInputBuilder
 from octavo.engine.step.result import LateWork, PrepareProgress, StepResult
 from octavo.engine.step.scheduled import ScheduledRequest, SchedulerOutput
 from octavo.engine.structured.masks import TokenMasks
-from octavo.gpu.copies import to_device, to_host
+from octavo.kernels.copies import to_device, to_host
 from octavo.models import Decoder
 
 

@@ -14,9 +14,9 @@ from octavo.engine.memory.execution_plan import ExecutionPlan, gib
 from octavo.engine.memory.weights import dequantised_forms, weight_groups
 from octavo.engine.memory.working import cpu_working_bytes, gpu_working_bytes, rank_share
 from octavo.errors import ConfigError, OutOfMemoryError
-from octavo.layers.linear.bfloat16 import outruns_float32
-from octavo.layers.linear.choice import multiplies
-from octavo.layers.linear.quantised import Storage
+from octavo.forms.base import Storage
+from octavo.gemm.cpu.bfloat16 import outruns_float32
+from octavo.gemm.table import multiplies
 from octavo.models import ModelConfig, kv_bytes_per_token, parameter_shapes
 from octavo.models.storage import kept_storage
 from octavo.parallel import TensorParallel

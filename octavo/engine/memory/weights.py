@@ -6,8 +6,9 @@ from types import MappingProxyType
 
 import torch
 
-from octavo.layers.linear import int8, packed
-from octavo.layers.linear.quantised import Storage
+from octavo.forms.base import Storage
+from octavo.gemm.cpu import int8
+from octavo.gemm.cpu import mkl as packed
 from octavo.models import ModelConfig, parameter_shapes
 
 

@@ -12,7 +12,7 @@ from octavo.engine.request import Request
 from octavo.engine.sampling.tops import Tops, log_softmax, pack_tops
 from octavo.engine.step.result import PromptLogprobs
 from octavo.engine.step.scheduled import ScheduledRequest
-from octavo.gpu.copies import to_device, to_host
+from octavo.kernels.copies import to_device, to_host
 from octavo.models import Decoder
 
 MAX_LOGITS_BYTES = 32 * 2**20

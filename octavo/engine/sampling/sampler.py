@@ -18,7 +18,7 @@ from octavo.engine.sampling.draw import draw
 from octavo.engine.sampling.tops import ROWS_AT_ONCE, Top, Tops, log_softmax, pack_tops
 from octavo.engine.structured.masks import TokenMasks
 from octavo.errors import EngineError
-from octavo.gpu.copies import to_device
+from octavo.kernels.copies import to_device
 
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _LARGEST = torch.finfo(torch.float32).max

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo.gpu.device import has_triton
+from octavo.kernels.device import has_triton
 from octavo.sampling_params import MAX_LOGPROBS
 
 # (token id, log-probability, rank) of the most likely tokens and of the row's own token.

@@ -30,8 +30,8 @@ from octavo.engine.sampling.options import FILTERS
 from octavo.engine.sampling.triton_bisect import highest_reaching, lowest_kept
 from octavo.engine.sampling.triton_random import draw_above, inverse_temperature
 from octavo.errors import InvalidArgumentError
-from octavo.gpu.device import power_of_two
-from octavo.gpu.launch import launch
+from octavo.kernels.device import power_of_two
+from octavo.kernels.launch import launch
 
 CAPACITY = 8192
 # Fixed: a row must draw the same token in any batch, so the tiles may not depend on R.

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.gpu.launch import launch
+from octavo.kernels.launch import launch
 
 _CHUNK = 4096
 

@@ -22,8 +22,8 @@ from torch import Tensor
 from octavo.engine.sampling.triton_filters import TILE, redraw_filtered
 from octavo.engine.sampling.triton_random import TILE_STREAM, TOKEN_STREAM, gumbel, inverse_temperature
 from octavo.errors import InvalidArgumentError
-from octavo.gpu.device import power_of_two
-from octavo.gpu.launch import launch
+from octavo.kernels.device import power_of_two
+from octavo.kernels.launch import launch
 
 # Groups of tokens per tile whose maxima are kept: they bound a top-k cut.
 _GROUPS = 8

@@ -13,7 +13,7 @@ import torch
 from octavo.attention import AttentionMetadata, ForestPlan
 from octavo.engine.memory import ExecutionPlan
 from octavo.engine.step.scheduled import ScheduledRequest
-from octavo.gpu.copies import to_device
+from octavo.kernels.copies import to_device
 from octavo.kv import BlockTables
 
 # In place of a token that only the device knows; GpuRunner writes the real one over it.

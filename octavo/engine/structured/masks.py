@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo.engine.request import Request
-from octavo.gpu.copies import to_device
+from octavo.kernels.copies import to_device
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor

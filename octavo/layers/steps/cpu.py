@@ -19,7 +19,7 @@ from octavo.attention.merge import add_sinks
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.torch_paged import host_plan
 from octavo.errors import InvalidArgumentError
-from octavo.layers.cpu.stack import LayerStack, StackStep
+from octavo.layers.compiled_stack import LayerStack, StackStep
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.rotary import Rotary
 

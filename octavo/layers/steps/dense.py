@@ -6,7 +6,7 @@ from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from octavo.gpu.device import nvidia_generation
+from octavo.kernels.device import nvidia_generation
 from octavo.layers.layer_options import LayerOptions
 
 # Measured on an H200: with fewer tokens the paged kernel is as fast.

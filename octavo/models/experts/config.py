@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from octavo.errors import ConfigError
-from octavo.layers.linear.mxfp4.weight import BLOCK
+from octavo.forms.mxfp4 import BLOCK
 from octavo.models.config_fields import ConfigFields
 from octavo.models.families.family import ExpertFamily
 from octavo.parallel import TensorParallel, shard_blocks, shard_range

@@ -8,20 +8,20 @@ import torch
 from torch import Tensor
 
 from octavo.errors import UnsupportedModelError
-from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
-from octavo.layers.linear.mxfp4.weight import MXFP4, Mxfp4Weight
-from octavo.layers.moe.experts import Experts
-from octavo.layers.moe.mxfp4_weight import (
+from octavo.forms.float8 import FLOAT8, Float8Weight
+from octavo.forms.float_experts import SCALED_COLUMNS, ExpertWeight
+from octavo.forms.mxfp4 import MXFP4, Mxfp4Weight
+from octavo.forms.mxfp4_experts import (
     LARGEST_EXPONENT,
     Mxfp4ExpertWeight,
     num_spans,
     pack_exponents,
     pack_words,
 )
-from octavo.layers.moe.packed_weight import PackedExpertWeight
-from octavo.layers.moe.stacked import StackedExperts
-from octavo.layers.moe.tiling import AnyExpertWeight
-from octavo.layers.moe.weight import SCALED_COLUMNS, ExpertWeight
+from octavo.forms.packed_experts import PackedExpertWeight
+from octavo.gemm.portable.experts.expert_tiling import AnyExpertWeight
+from octavo.gemm.stacked_experts import StackedExperts
+from octavo.layers.experts import Experts
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.experts.packing import PackedStack
 from octavo.models.weights import Part

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from octavo.errors import UnsupportedModelError
-from octavo.layers.linear.blocks.weight import BlockWeight
-from octavo.layers.linear.grouped.weight import GroupedWeight
-from octavo.layers.moe.packed_weight import PackedExpertWeight
+from octavo.forms.blocks import BlockWeight
+from octavo.forms.packed import GroupedWeight
+from octavo.forms.packed_experts import PackedExpertWeight
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.weights import Part
 

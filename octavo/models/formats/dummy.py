@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from octavo.errors import UnsupportedModelError
-from octavo.layers.linear.mxfp4.weight import MXFP4, Mxfp4Weight, blocks_of
-from octavo.layers.linear.quantised import Storage
+from octavo.forms.base import Storage
+from octavo.forms.mxfp4 import MXFP4, Mxfp4Weight, blocks_of
 from octavo.models.weights import CPU, Part, missing_tensor, slice_bounds
 
 _STANDARD_DEVIATION = 0.02

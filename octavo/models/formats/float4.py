@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from octavo.errors import UnsupportedModelError, WeightsError
-from octavo.layers.linear.blocks.weight import BlockWeight
-from octavo.layers.linear.mxfp4.weight import (
+from octavo.forms.base import QuantisedWeight, Storage
+from octavo.forms.blocks import BlockWeight
+from octavo.forms.mxfp4 import (
     BLOCK,
     MXFP4,
     MXFP4_DENSE,
@@ -28,7 +29,6 @@ from octavo.layers.linear.mxfp4.weight import (
     check_exponents,
     doubled,
 )
-from octavo.layers.linear.quantised import QuantisedWeight, Storage
 from octavo.models.formats.integers.words import groups_of
 from octavo.models.formats.matrix_schemes import MatrixScheme
 from octavo.models.formats.quantised_tensors import FLOATS, check_tensor

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from octavo.errors import ConfigError, UnsupportedModelError, WeightsError
-from octavo.layers.linear.float8.weight import FLOAT8_ROWS, Float8Weight
-from octavo.layers.linear.quantised import Storage
+from octavo.forms.base import Storage
+from octavo.forms.float8 import FLOAT8_ROWS, Float8Weight
 from octavo.models.config_fields import ConfigFields
 from octavo.models.formats.matrix_schemes import MatrixScheme
 from octavo.models.formats.quantised_tensors import FLOATS

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from octavo.errors import WeightsError
-from octavo.layers.linear.blocks.weight import BlockWeight
-from octavo.layers.linear.quantised import QuantisedWeight, Storage
+from octavo.forms.base import QuantisedWeight, Storage
+from octavo.forms.blocks import BlockWeight
 from octavo.models.formats.quantised_tensors import FLOATS, StoredMatrix, check_tensor
 from octavo.models.weights import Part, StoredTensors, slice_bounds
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from octavo.errors import UnsupportedModelError, WeightsError
-from octavo.layers.linear.mxfp4.weight import BLOCK, MXFP4, Mxfp4Weight, blocks_of, check_exponents
-from octavo.layers.linear.quantised import Storage
+from octavo.forms.base import Storage
+from octavo.forms.mxfp4 import BLOCK, MXFP4, Mxfp4Weight, blocks_of, check_exponents
 from octavo.models.config_fields import ConfigFields
 from octavo.models.experts.gpt_oss import PARTS
 from octavo.models.formats.quantised_tensors import (

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import UnsupportedModelError, WeightsError
-from octavo.layers.linear.quantised import QuantisedWeight, Storage
+from octavo.forms.base import QuantisedWeight, Storage
 from octavo.models.weights import CPU, Part, StoredTensors
 
 # Types of tensors that are not quantised, as safetensors calls them.

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from octavo.gpu.repeat import Repeater
+from octavo.kernels.repeat import Repeater
 
 _MOST = 1024
 

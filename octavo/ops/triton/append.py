@@ -13,8 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.attention.triton.store import round_to
-from octavo.gpu.device import power_of_two
-from octavo.gpu.launch import launch, number_of, varying
+from octavo.kernels.device import power_of_two
+from octavo.kernels.launch import launch, number_of, varying
 from octavo.ops.append import NewKeys, Rotary
 from octavo.ops.call import Queries, contiguous
 

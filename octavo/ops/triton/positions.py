@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.gpu.launch import launch
+from octavo.kernels.launch import launch
 
 # Positions that a program writes at a time.
 _ABREAST = 1024

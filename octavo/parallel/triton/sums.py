@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
+from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.parallel.shared_memory import HALF_BYTES, MAX_PROGRAMS, SharedMemory
 from octavo.parallel.triton.meeting import area, count_on, meet, send, slot_size, sum_slots
 

@@ -19,10 +19,10 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from octavo.layers.linear.blocks.stored import StoredBlocks
-from octavo.layers.linear.blocks.weight import BLOCK, BlockWeight
-from octavo.layers.linear.mxfp4.weight import MXFP4, Mxfp4Weight, check_exponents
-from octavo.layers.linear.quantised import Storage
+from octavo.forms.base import Storage
+from octavo.forms.blocks import BLOCK, BlockWeight
+from octavo.forms.mxfp4 import MXFP4, Mxfp4Weight, check_exponents
+from octavo.forms.stored_blocks import StoredBlocks
 
 GGUFBlocks = BlockWeight | StoredBlocks | Mxfp4Weight
 # Scales and mins [n, ...] of n blocks of the file.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import ConfigError, FileFormatError, WeightsError
-from octavo.layers.linear.quantised import Storage
+from octavo.forms.base import Storage
 from octavo.models.formats.gguf.architectures import EXPERTS, find_architecture, hugging_face_name
 from octavo.models.formats.gguf.blocks import GGUFBlocks, quantised_of, read_as_stored, storage_of
 from octavo.models.formats.gguf.dequantize import decode_blocks, require_decodable

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from octavo.errors import WeightsError
-from octavo.layers.linear.blocks.weight import BLOCK, BlockWeight
-from octavo.layers.linear.grouped.weight import group_of
-from octavo.layers.linear.quantised import Storage
+from octavo.forms.base import Storage
+from octavo.forms.blocks import BLOCK, BlockWeight
+from octavo.forms.packed import group_of
 from octavo.models.formats.integers.words import Groups
 from octavo.models.weights import Part, StoredTensors, slice_bounds
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import ConfigError, UnsupportedModelError, WeightsError
-from octavo.layers.linear.blocks.weight import BLOCK
+from octavo.forms.blocks import BLOCK
 from octavo.models.weights import Part, StoredTensors, slice_bounds
 
 WORD = "I32"

@@ -1,0 +1,239 @@
+"""Head norms, rotation and the store of keys and values in one kernel; imported only where Triton runs.
+
+At small batches a decode step is a chain of short kernels, so a single one does everything between the fused
+projection and the cache:
+
+    qkv [T, H + 2 KH, D]   q heads   norm -> rotate -> back to qkv
+                           k heads   norm -> rotate -> k_cache[slot]
+                           v heads                     v_cache[slot]
+"""
+
+from functools import cache
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.attention.triton.store import round_to, scale_down
+from octavo.errors import InvalidArgumentError
+from octavo.kernels.device import power_of_two
+from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
+
+# Values per program, sixteen heads of 128, and per warp.
+_VALUES, _OF_WARP = 2048, 512
+
+
+def rotate_and_store(
+    qkv: Tensor,
+    slot_mapping: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    *,
+    num_heads: int,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    keep_k: bool = False,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> Tensor:
+    """Normalise and rotate query and key heads, and write keys and values to the paged cache.
+
+    Computes in float32. Different tokens must not share a slot.
+
+    Args:
+        qkv: [T, (H + 2 KH) * D] bfloat16, float16 or float32: q heads, k heads, v heads; last dimension
+            contiguous; pairs that rotate are neighbours (see layers.rotary). The result overwrites its q
+            part, with keep_k also its k part.
+        slot_mapping: [T] int32 or int64, block id * B + offset; -1 writes nothing.
+        cos, sin: [T, at least D / 2] float32; only the first D / 2 columns are read.
+        k_cache, v_cache: [N, B, KH, D], any strides, last dimension contiguous; written. Of any float dtype;
+            float8 (e4m3) saturates.
+        num_heads: H.
+        norm_weight: [H + KH, D] contiguous, RMS-norm weight of each q and k head; None: no norm.
+        eps: added to the mean square of a head.
+        keep_k: write normed and rotated keys back to qkv, too.
+        k_scale, v_scale: see LayerCache.
+
+    Returns:
+        The view [T, H, D] of qkv with the rotated queries.
+
+    Raises:
+        InvalidArgumentError: a shape or stride does not fit.
+    """
+    _check(qkv, k_cache, v_cache, cos, sin, num_heads, norm_weight)
+    _, block_size, num_kv_heads, head_dim = k_cache.shape
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if scale is not None and (scale.shape != (num_kv_heads,) or not scale.is_contiguous()):
+            raise InvalidArgumentError(
+                f"{name} must be contiguous [KH] = [{num_kv_heads}], got {list(scale.shape)}"
+            )
+    num_tokens = qkv.shape[0]
+    q = qkv.as_strided((num_tokens, num_heads, head_dim), (qkv.stride(0), head_dim, 1))
+    if num_tokens == 0:
+        return q
+    num_pairs, heads_abreast, num_programs, num_warps = _tile(head_dim, num_heads + 2 * num_kv_heads)
+    # Constants by position: keywords cost the host more.
+    launch(
+        _rotate_and_store_kernel,
+        (num_tokens, num_programs),
+        *(qkv, k_cache, v_cache, slot_mapping, cos, sin),
+        *(cos if norm_weight is None else norm_weight, k_scale, v_scale),
+        *(eps, block_size, qkv.stride(0)),
+        *(*k_cache.stride()[:3], *v_cache.stride()[:3], *cos.stride(), *sin.stride()),
+        *(num_heads, num_kv_heads, head_dim, num_pairs, heads_abreast),
+        *(norm_weight is not None, keep_k),
+        num_warps=num_warps,
+        **overlap_options(qkv),
+    )
+    return q
+
+
+@cache
+def _tile(head_dim: int, num_all: int) -> tuple[int, int, int, int]:
+    """Return (pairs and heads of a program, programs, warps) for a token's num_all = H + 2 KH heads."""
+    num_pairs = power_of_two(head_dim // 2)
+    heads_abreast = min(max(1, _VALUES // (2 * num_pairs)), power_of_two(num_all))
+    num_warps = max(1, heads_abreast * num_pairs * 2 // _OF_WARP)
+    return num_pairs, heads_abreast, -(-num_all // heads_abreast), num_warps
+
+
+def _check(
+    qkv: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    num_heads: int,
+    norm_weight: Tensor | None,
+) -> None:
+    k_shape = k_cache.shape
+    if len(k_shape) != 4 or k_shape != v_cache.shape or k_cache.stride(3) != 1 or v_cache.stride(3) != 1:
+        raise InvalidArgumentError(
+            "k_cache and v_cache must both be [N, B, KH, D] with a contiguous last dimension, "
+            f"got {list(k_shape)} and {list(v_cache.shape)}"
+        )
+    _, _, num_kv_heads, head_dim = k_shape
+    width = (num_heads + 2 * num_kv_heads) * head_dim
+    if qkv.ndim != 2 or qkv.shape[1] != width or qkv.stride(1) != 1:
+        raise InvalidArgumentError(
+            f"qkv must be [T, (H + 2 KH) * D] = [T, {width}] with a contiguous last dimension, "
+            f"got shape {list(qkv.shape)}, strides {list(qkv.stride())}"
+        )
+    cos_shape = cos.shape
+    num_tokens, smallest = qkv.shape[0], head_dim // 2
+    if (
+        head_dim % 2
+        or cos_shape != sin.shape
+        or len(cos_shape) != 2
+        or cos_shape[0] < num_tokens
+        or cos_shape[1] < smallest
+    ):
+        raise InvalidArgumentError(
+            f"cos and sin must both be [{num_tokens}, {smallest} or more] for even D = {head_dim}, "
+            f"got {list(cos_shape)} and {list(sin.shape)}"
+        )
+    expected = (num_heads + num_kv_heads, head_dim)
+    if norm_weight is not None and (norm_weight.shape != expected or not norm_weight.is_contiguous()):
+        raise InvalidArgumentError(
+            f"norm_weight must be contiguous [H + KH, D] = {list(expected)}, got {list(norm_weight.shape)}"
+        )
+
+
+@triton.jit
+def load_pairs(row_at, is_row, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr):
+    """Load the two [HEADS, PAIRS] float32 members of each pair from [HEADS, 1] row starts."""
+    # One contiguous load, then a split in registers.
+    dim = tl.arange(0, 2 * PAIRS)[None, :]
+    both = tl.load(row_at + dim, mask=is_row & (dim < HEAD_DIM), other=0.0).to(tl.float32)
+    first, second = tl.split(tl.reshape(both, [row_at.shape[0], PAIRS, 2]))
+    return first, second
+
+
+@triton.jit
+def norm_pairs(first, second, first_weight, second_weight, eps, HEAD_DIM: tl.constexpr):
+    """RMS-norm heads given as pairs [HEADS, PAIRS] float32."""
+    mean_square = tl.sum(first * first + second * second, axis=1)[:, None] / HEAD_DIM
+    scale = tl.rsqrt(mean_square + eps)
+    return first * scale * first_weight, second * scale * second_weight
+
+
+@triton.jit
+def rotate_pairs(first, second, cos, sin):
+    """Rotate pairs by their angles."""
+    return first * cos - second * sin, second * cos + first * sin
+
+
+@triton.jit
+def join_pairs(first, second):
+    """Return pairs, each [HEADS, PAIRS], as [HEADS, 2 * PAIRS], the members of a pair side by side."""
+    return tl.reshape(tl.join(first, second), [first.shape[0], 2 * first.shape[1]])
+
+
+@triton.jit
+def _store_pairs(row_at, is_row, first, second, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr):
+    """Store what load_pairs loads, rounded to the dtype of the destination."""
+    dim = tl.arange(0, 2 * PAIRS)[None, :]
+    both = join_pairs(first, second)
+    tl.store(row_at + dim, round_to(both, row_at.dtype.element_ty), mask=is_row & (dim < HEAD_DIM))
+
+
+@triton.jit
+def _store_heads(
+    cache_ptr, slot, block_size, stride_block, stride_token, stride_head, head, is_own,
+    first, second, scale_ptr, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """Divide a token's own heads by their scales, if there are any, and store them in a slot of a cache."""
+    row_at = cache_ptr + slot // block_size * stride_block + slot % block_size * stride_token
+    first = scale_down(first, scale_ptr, head, is_own)
+    second = scale_down(second, scale_ptr, head, is_own)
+    _store_pairs(row_at + head * stride_head, is_own, first, second, HEAD_DIM, PAIRS)
+
+
+@triton.jit
+def _rotate_and_store_kernel(
+    qkv_ptr, k_cache_ptr, v_cache_ptr, slot_mapping_ptr, cos_ptr, sin_ptr,
+    norm_weight_ptr, k_scale_ptr, v_scale_ptr, eps, block_size, stride_qkv,
+    stride_k_block, stride_k_token, stride_k_head, stride_v_block, stride_v_token, stride_v_head,
+    stride_cos_row, stride_cos_column, stride_sin_row, stride_sin_column,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr,
+    HEADS: tl.constexpr, NORM: tl.constexpr, KEEP_K: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Grid: (T, ceil((H + 2 KH) / HEADS)). A program owns its heads: in place is safe."""
+    NUM_ROTATED: tl.constexpr = NUM_HEADS + NUM_KV_HEADS
+    start_next(OVERLAP)
+    token = tl.program_id(0).to(tl.int64)
+    head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS)).to(tl.int64)[:, None]
+    is_rotated = head < NUM_ROTATED
+    row_at = qkv_ptr + token * stride_qkv + head * HEAD_DIM
+    is_head = head < NUM_ROTATED + NUM_KV_HEADS
+    wait_for_previous(OVERLAP)
+    first, second = load_pairs(row_at, is_head, HEAD_DIM, PAIRS)
+    if NORM:
+        weight_at = norm_weight_ptr + head * HEAD_DIM
+        first_weight, second_weight = load_pairs(weight_at, is_rotated, HEAD_DIM, PAIRS)
+        normed = norm_pairs(first, second, first_weight, second_weight, eps, HEAD_DIM)
+        first = tl.where(is_rotated, normed[0], first)
+        second = tl.where(is_rotated, normed[1], second)
+
+    pair = tl.arange(0, PAIRS)[None, :]
+    is_pair = is_rotated & (pair < HEAD_DIM // 2)
+    cos = tl.load(cos_ptr + token * stride_cos_row + pair * stride_cos_column, mask=is_pair, other=1.0)
+    sin = tl.load(sin_ptr + token * stride_sin_row + pair * stride_sin_column, mask=is_pair, other=0.0)
+    rotated_first, rotated_second = rotate_pairs(first, second, cos, sin)
+
+    is_kept = head < (NUM_ROTATED if KEEP_K else NUM_HEADS)
+    _store_pairs(row_at, is_kept, rotated_first, rotated_second, HEAD_DIM, PAIRS)
+    slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
+    if slot >= 0:
+        _store_heads(
+            k_cache_ptr, slot, block_size, stride_k_block, stride_k_token, stride_k_head,
+            head - NUM_HEADS, is_rotated & (head >= NUM_HEADS),
+            rotated_first, rotated_second, k_scale_ptr, HEAD_DIM, PAIRS,
+        )  # fmt: skip
+        _store_heads(
+            v_cache_ptr, slot, block_size, stride_v_block, stride_v_token, stride_v_head,
+            head - NUM_ROTATED, (head >= NUM_ROTATED) & (head < NUM_ROTATED + NUM_KV_HEADS),
+            rotated_first, rotated_second, v_scale_ptr, HEAD_DIM, PAIRS,
+        )  # fmt: skip

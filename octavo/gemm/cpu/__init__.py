@@ -1,0 +1,1 @@
+"""Products on CPUs, by C compiled on first use, MKL and oneDNN."""

@@ -1,0 +1,1 @@
+"""The product of many float8 rows on Hopper GPUs."""

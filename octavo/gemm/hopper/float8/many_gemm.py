@@ -1,0 +1,100 @@
+"""The GEMM of many float8 rows on Hopper GPUs, y = epilogue(x W^T); imported only where Triton runs.
+
+The kernel draws its warps, barriers and buffers.
+"""
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+
+from octavo.errors import InvalidArgumentError
+from octavo.forms.float8 import Float8Weight
+from octavo.gemm.float8_operands import check_product
+from octavo.gemm.hopper.float8.many_kernel import many_kernel
+from octavo.gemm.hopper.float8.many_tiles import Result, Shape
+from octavo.gemm.hopper.float8.many_tiling import (
+    HALF_ROWS,
+    STEP,
+    ManyTiling,
+    choose_tiling,
+    unsupported_reason,
+)
+from octavo.kernels.descriptor import describe_matrix, describe_rows
+from octavo.kernels.device import num_multiprocessors
+from octavo.kernels.launch import launch, overlaps
+
+# Registers of a thread before the warp that fetches gives most of its share to the warpgroups.
+_REGISTERS = 168
+
+
+def many_linear(
+    x: Tensor,
+    weight: Float8Weight,
+    bias: Tensor | None = None,
+    *,
+    row_scales: Tensor,
+    dtype: torch.dtype,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    tiling: ManyTiling | None = None,
+) -> Tensor:
+    """Return epilogue(x W^T + bias); tensor cores add up 512 products at a time, the rest is float32.
+
+    The previous kernel must not write weight, scales or bias.
+
+    Args:
+        x: [M, K] float8; rows a multiple of 16 bytes apart, last dimension contiguous.
+        weight: [N, K], see tiling.unsupported_reason; with an activation [gate | up] along N.
+        bias, activation, residual: see skinny_linear; the residual's rows as those of x.
+        row_scales: [M] float32 contiguous, in any shape, by which rows of x are to be multiplied.
+        dtype: of the result.
+        tiling: None: choose_tiling's.
+
+    Returns:
+        residual, or a new contiguous [M, N] or [M, N / 2].
+
+    Raises:
+        InvalidArgumentError: unsupported_reason gives one, or a shape, dtype or stride does not fit.
+    """
+    reason = unsupported_reason(weight)
+    if reason is not None:
+        raise InvalidArgumentError(f"many_linear cannot run: {reason}")
+    out = check_product(x, weight, bias, row_scales, dtype, activation, residual)
+    num_rows, (num_weight_rows, size) = x.shape[0], weight.shape
+    if num_rows == 0:
+        return out
+    for name, rows in (("x", x), ("the residual", out)):
+        if rows.stride(0) * rows.itemsize % 16 or rows.data_ptr() % 16:
+            raise InvalidArgumentError(f"rows of {name} must begin at 16 bytes, got {rows.stride(0)} apart")
+    halves = 1 if activation is None else 2
+    is_tiled = weight.height > 1
+    if tiling is None:
+        adds = residual is not None or bias is not None
+        tiling = choose_tiling(
+            *(num_rows, num_weight_rows, num_multiprocessors(x.device), halves), adds=adds, is_tiled=is_tiled
+        )
+    num_columns = num_weight_rows // halves
+    values = weight.values.view(halves, num_columns, size)
+    parts = [tiling.columns, tiling.extra or tiling.columns]
+    shape = Shape(
+        *(halves, tiling.columns, tiling.extra, tiling.stages, tiling.span, is_tiled, tiling.group),
+        *(activation, residual is not None),
+    )
+    launch(
+        many_kernel,
+        (num_multiprocessors(x.device),),
+        describe_rows(x, [HALF_ROWS, STEP]),
+        *(describe_matrix(values, [halves, columns, STEP]) for columns in parts),
+        *(_describe_result(out, columns) for columns in parts),
+        Result(out, out.stride(0), row_scales, weight.scales, bias),
+        *(num_rows, num_columns, -(-size // (STEP * tiling.span))),
+        Shape(*map(gl.constexpr, shape)),
+        num_warps=4,
+        maxnreg=_REGISTERS,
+        launch_pdl=overlaps(x),
+    )
+    return out
+
+
+def _describe_result(out: Tensor, columns: int) -> object:
+    return describe_matrix(out, [HALF_ROWS, columns], swizzle_bytes=min(128, out.itemsize * columns))

@@ -1,0 +1,118 @@
+"""The GEMM of 2 to 256 rows for Hopper GPUs, y = epilogue(x W^T); imported only where Triton runs.
+
+Tensor cores do the arithmetic; reading the weights and starting up take most of the time. So one warp fetches
+weights by TMA as soon as the program starts, while the previous kernel still runs, and only then waits for
+the rows of x, which that kernel writes:
+
+    kernel before   ................ done
+    TMA warp           w0 w1 w2 ...  | x0 x1 x2 ...
+    warpgroup                        |    0  1  2 ...   epilogue
+
+hopper_kernel draws its warps, barriers and buffers. A program multiplies a tile of rows by a tile of weights
+over all of K, in one order: a row's result depends on its own values and on the tiling, never on what the
+other rows hold.
+"""
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+
+from octavo.errors import InvalidArgumentError
+from octavo.forms.float8 import Float8Weight
+from octavo.gemm.hopper.floats.dense_gemm_kernel import Result, Scales, Shape, linear_kernel
+from octavo.gemm.hopper.floats.dense_gemm_tiling import (
+    ATOM,
+    ATOM_BYTES,
+    HopperTiling,
+    choose_hopper_tiling,
+    unsupported_reason,
+)
+from octavo.gemm.operands import check_vector, make_result
+from octavo.kernels.descriptor import describe_matrix, describe_rows
+from octavo.kernels.launch import launch, overlaps
+
+_NO_SCALES = Scales(None, None, None, None)
+
+
+def hopper_linear(
+    x: Tensor,
+    weight: Tensor | Float8Weight,
+    bias: Tensor | None = None,
+    *,
+    row_scales: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    tiling: HopperTiling | None = None,
+) -> Tensor:
+    """Return epilogue(x W^T + bias); sums are float32.
+
+    The previous kernel must not write weight: this one may read it while that one runs.
+
+    Args:
+        x, weight: [M, K] and [N, K], see tiling.unsupported_reason; with an activation, weight is
+            [gate | up] along N.
+        bias, activation, residual: see skinny_linear.
+        row_scales: [M] float32 contiguous, in any shape, of float8 rows, by which they are to be multiplied.
+        dtype: of the result; None: that of x.
+        tiling: None: choose_hopper_tiling's.
+
+    Returns:
+        residual, or a new contiguous [M, N] or [M, N / 2], dtype of x.
+
+    Raises:
+        InvalidArgumentError: unsupported_reason gives one, or another shape, dtype, stride or tiling does
+            not fit.
+    """
+    reason = unsupported_reason(x, weight)
+    scales = None
+    if isinstance(weight, Float8Weight):
+        weight, scales = weight.values, _scales(weight, row_scales)
+    if reason is not None:
+        raise InvalidArgumentError(f"hopper_linear cannot run: {reason}")
+    if bias is not None:
+        check_vector("bias", bias, weight.shape[0])
+    halves = 1 if activation is None else 2
+    num_rows, num_columns = x.shape[0], weight.shape[0] // halves
+    # What counts are bytes: two of float8 are one of 16 bits.
+    size = x.shape[1] * x.itemsize // 2
+    out = make_result(
+        x if dtype is None else x.new_empty(num_rows, 0, dtype=dtype), weight.shape[0], activation, residual
+    )
+    if tiling is None:
+        tiling = choose_hopper_tiling(num_rows, weight.shape[0], size, is_gated=halves == 2)
+    num_tiles = -(-size // tiling.depth)
+    _check_stages(tiling, num_tiles)
+    shape = Shape(
+        *(tiling.rows, halves, tiling.columns, tiling.depth // ATOM),
+        *(tiling.weight_stages, tiling.row_stages, activation, residual is not None),
+        scales is not None and scales.num_side > 1,
+    )
+    atom = ATOM_BYTES // x.itemsize
+    launch(
+        linear_kernel,
+        (-(-num_columns // tiling.columns), -(-num_rows // tiling.rows)),
+        describe_rows(x, [shape.rows, atom]),
+        describe_matrix(weight.view(halves, num_columns, -1), [halves, tiling.columns, atom]),
+        Result(out, out.stride(0), num_columns, bias),
+        scales or _NO_SCALES,
+        num_rows,
+        num_tiles,
+        Shape(*map(gl.constexpr, shape)),
+        num_warps=4,
+        # The TMA warp needs few registers, so the warpgroup gets most of its share.
+        maxnreg=80 if scales is None and halves * tiling.columns <= 64 else 128,
+        launch_pdl=overlaps(x),
+    )
+    return out
+
+
+def _check_stages(tiling: HopperTiling, num_tiles: int) -> None:
+    if not min(2, num_tiles) <= tiling.row_stages <= tiling.weight_stages:
+        raise InvalidArgumentError(
+            f"a tiling needs 2 row_stages or more, and as many weight_stages or more, got {tiling}"
+        )
+
+
+def _scales(weight: Float8Weight, row_scales: Tensor | None) -> Scales:
+    return Scales(row_scales, weight.scales, weight.height, weight.scales.shape[1])

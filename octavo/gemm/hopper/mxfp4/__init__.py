@@ -1,0 +1,1 @@
+"""Products of experts in MXFP4 on Hopper GPUs."""

@@ -1,0 +1,221 @@
+"""The kernel of experts in MXFP4 for Hopper GPUs: numbers of 4 bits become operands in registers.
+
+    TMA warp (_fetch)                    two warpgroups (_multiply)
+
+    wait for the kernel before           wait for the kernel before
+    for each tile:                       for each tile:
+      for each span of 128 columns:        for each span:
+        wait free[stage]                     wait filled[stage]
+        words, rows of x --> stage           words --> registers
+                                             for each atom of 64 columns:
+                                               bits --> bfloat16, scaled (unpack)
+                                               wgmma: sums += weights x rows
+                                               the wgmma before is done; its stage, once read, is free
+                                           epilogue, store
+
+Tiles are 128 rows of an expert's weight and some rows of x that chose it; a list of those is made on the
+device (sorted_rows). Programs stay, one or two on each SM, and take tiles in turn: words of the next one come
+while results are stored.
+
+Results are computed transposed, [weight rows, rows of x]: tensor cores take their first operand from
+registers, so that a weight never touches shared memory once it is a float. It is put together while the one
+before it is multiplied.
+
+Shared memory of a stage:
+
+    rows     2 atoms | rows of x | 64 columns
+    words    128 rows of the weight | 16 words; with an activation 8 rows of gate and 8 of up by turns
+"""
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from octavo.gemm.hopper.floats.dense_gemv_kernel import ceil_div
+from octavo.gemm.hopper.mxfp4.mxfp4_rows_epilogue import finish
+from octavo.gemm.hopper.mxfp4.mxfp4_rows_tiling import ATOM, SPAN, TILE
+from octavo.gemm.hopper.mxfp4.mxfp4_unpack import unpacked
+from octavo.gemm.hopper.packed.results import weight_rows
+from octavo.kernels.ring import claim_stage, free_stage, make_ring, wait_for_stage
+
+_ATOM = gl.constexpr(ATOM)
+_SPAN = gl.constexpr(SPAN)
+_TILE = gl.constexpr(TILE)
+_WORDS = gl.constexpr(SPAN // 8)
+
+
+class Shape(NamedTuple):
+    """Constants of the kernel.
+
+    Attributes:
+        size: K.
+        rows: of x in a tile.
+        stages: spans in shared memory.
+        activation: of gate and up, None for down.
+    """
+
+    size: Any
+    rows: Any
+    stages: Any
+    activation: Any
+
+
+class Operands(NamedTuple):
+    """Pointers beside x and words.
+
+    Attributes:
+        exponents: [E, spans, N] int32.
+        bias: [E, N], or None.
+        tiles: of rows, see sorted_rows.
+        pairs: of down, [P] int32: where a sorted row's result belongs.
+    """
+
+    exponents: Any
+    bias: Any
+    tiles: Any
+    pairs: Any
+
+
+class _Pipe(NamedTuple):
+    """Buffers in shared memory, one or two for each stage, and their ring."""
+
+    rows: Any
+    words: Any
+    ring: Any
+
+
+@gluon.jit
+def expert_gemm_kernel(x_matrix, words_matrix, operands, out, num_columns, shape):
+    """Grid: any number of programs, which take tiles in turn.
+
+    Args:
+        x_matrix: sorted rows of x as TMA sees them, [K / 64, P, 64].
+        words_matrix: the weight's words, [E spans, N, 16], or of gate and up [E spans, n / 8, 2, 8, 16].
+        operands: see there.
+        out: of gate and up [P, n], sorted rows; of down [P, N], rows of pairs.
+        num_columns: n or N.
+        shape: see there.
+    """
+    gdc_launch_dependents()
+    WORDS: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=32, rank=2)
+    pipe = _Pipe(
+        gl.allocate_shared_memory(x_matrix.dtype, [shape.stages, 2, shape.rows, _ATOM], x_matrix.layout),
+        gl.allocate_shared_memory(gl.int32, [shape.stages, _TILE, _WORDS], WORDS),
+        make_ring(shape.stages),
+    )
+    gl.warp_specialize(
+        [
+            (_multiply, (pipe, operands, out, num_columns, shape)),
+            (_fetch, (x_matrix, words_matrix, pipe, operands, num_columns, shape)),
+        ],
+        [1],
+        [24],
+    )
+
+
+@gluon.jit
+def _num_tiles(operands, num_columns, shape):
+    """Return the number of tiles of an expert's columns, and of all tiles."""
+    COLUMNS: gl.constexpr = _TILE if shape.activation is None else _TILE // 2
+    across = (num_columns + COLUMNS - 1) // COLUMNS
+    return across, gl.load(operands.tiles) * across
+
+
+@gluon.jit
+def _rows_of(operands, tile):
+    """Return a tile's expert, its first row of x and the end of the expert's rows."""
+    at = operands.tiles + 4 + tile * 4
+    return gl.load(at), gl.load(at + 1), gl.load(at + 2)
+
+
+@gluon.jit
+def _fetch(x_matrix, words_matrix, pipe, operands, num_columns, shape):
+    """Fetch all spans of all tiles; what lies past the end of K reads as zero."""
+    SPANS: gl.constexpr = ceil_div(shape.size, _SPAN)
+    NUM_BYTES: gl.constexpr = x_matrix.block_type.nbytes + words_matrix.block_type.nbytes
+    gdc_wait()
+    across, last = _num_tiles(operands, num_columns, shape)
+    step = 0
+    for tile in range(gl.program_id(0), last, gl.num_programs(0)):
+        expert, first, _ = _rows_of(operands, tile // across)
+        for span in range(SPANS):
+            stage, filled = claim_stage(pipe.ring, step, NUM_BYTES, shape.stages, PACED=False)
+            words = pipe.words.index(stage)
+            words = words._reinterpret(gl.int32, words_matrix.block_shape, words_matrix.layout)
+            if shape.activation is None:
+                place = [expert * SPANS + span, tile % across * _TILE, 0]
+            else:
+                place = [expert * SPANS + span, tile % across * (_TILE // 16), 0, 0, 0]
+            tma.async_copy_global_to_shared(words_matrix, place, filled, words)
+            tma.async_copy_global_to_shared(x_matrix, [2 * span, first, 0], filled, pipe.rows.index(stage))
+            step += 1
+
+
+@gluon.jit
+def _multiply(pipe, operands, out, num_columns, shape):
+    """Multiply all tiles, apply the epilogue, store the results."""
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, shape.rows, 16])
+    gdc_wait()
+    across, last = _num_tiles(operands, num_columns, shape)
+    step = 0
+    for tile in range(gl.program_id(0), last, gl.num_programs(0)):
+        expert, first, end = _rows_of(operands, tile // across)
+        column = tile % across
+        sums = _sum_spans(pipe, step, operands, expert, column, num_columns, shape, SUMS)
+        finish(sums, operands, out, expert, first, end, column, num_columns, shape, SUMS)
+        step += ceil_div(shape.size, _SPAN)
+
+
+@gluon.jit
+def _read_units(pipe, stage, A: gl.constexpr):
+    """Return the words of a span as units of 16 bits, [128, 32] as tensor cores take a left operand."""
+    UNITS: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=16, rank=2)
+    return pipe.words.index(stage)._reinterpret(gl.int16, [_TILE, 2 * _WORDS], UNITS).load(A)
+
+
+@gluon.jit
+def _sum_spans(pipe, step, operands, expert, tile, num_columns, shape, SUMS: gl.constexpr):
+    """Return weights x rows, [128, rows] float32."""
+    A: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
+    SPANS: gl.constexpr = ceil_div(shape.size, _SPAN)
+    HALVES: gl.constexpr = 1 if shape.activation is None else 2
+    ROWS: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    row = weight_rows(tile, gl.arange(0, _TILE, gl.SliceLayout(1, A)), num_columns, shape)
+    exponents_at = operands.exponents + expert.to(gl.int64) * SPANS * num_columns * HALVES + row
+    exponents = gl.load(exponents_at)
+    sums = gl.zeros([_TILE, shape.rows], gl.float32, SUMS)
+    # Tensor cores still read it while the next one is put together.
+    before = gl.zeros([_TILE, _ATOM], gl.bfloat16, A)
+    stage = wait_for_stage(pipe.ring, step, shape.stages)
+    units = _read_units(pipe, stage, A)
+    for span in range(SPANS):
+        rows = pipe.rows.index(stage)._reinterpret(pipe.rows.dtype, [2, shape.rows, _ATOM], ROWS)
+        now = exponents
+        exponents_at += gl.where(span + 1 < SPANS, num_columns * HALVES, 0)
+        exponents = gl.load(exponents_at)
+        weights = unpacked(units, now, 0, A)
+        sums = warpgroup_mma(weights, rows.index(0).permute((1, 0)), sums, is_async=True)
+        sums, before = warpgroup_mma_wait(1, deps=(sums, before))
+        done = gl.where(stage > 0, stage - 1, shape.stages - 1)
+        mbarrier.arrive(pipe.ring.free.index(done), count=1, pred=span > 0)
+        before = weights
+        weights = unpacked(units, now, 1, A)
+        # The words of the next span, while this one is multiplied.
+        step += gl.where(span + 1 < SPANS, 1, 0)
+        stage = gl.where(span + 1 < SPANS, gl.where(stage + 1 < shape.stages, stage + 1, 0), stage)
+        mbarrier.wait(pipe.ring.filled.index(stage), (step // shape.stages) & 1)
+        units = _read_units(pipe, stage, A)
+        sums = warpgroup_mma(weights, rows.index(1).permute((1, 0)), sums, is_async=True)
+        sums, before = warpgroup_mma_wait(1, deps=(sums, before))
+        before = weights
+    sums, before = warpgroup_mma_wait(0, deps=(sums, before))
+    free_stage(pipe.ring, stage)
+    return sums

@@ -1,0 +1,1 @@
+"""Products for every NVIDIA GPU with Triton."""

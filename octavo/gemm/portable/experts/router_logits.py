@@ -1,0 +1,216 @@
+"""The router as two kernels: logits, then each token's experts; imported only where Triton runs."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.gemm.operands import check_operands
+from octavo.kernels.device import power_of_two
+from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
+
+# Fewer rows than these are multiplied one by one, and in small tiles.
+_FEWEST_ROWS, _FEW_ROWS = 4, 256
+# Of the former: experts of a program, and numbers of a row at a time.
+_EXPERTS, _DEPTH = 2, 2048
+# Less than any key of a choice.
+_LOWEST = tl.constexpr(-(2**63))
+
+
+def router_logits(x: Tensor, weight: Tensor, *, deterministic: bool = False) -> Tensor:
+    """Return x W^T in float32.
+
+    Args:
+        x: [T, K] bfloat16, float16 or float32; rows any stride apart, last dimension contiguous.
+        weight: [E, K] contiguous, dtype of x.
+        deterministic: one tiling for any T.
+
+    Returns:
+        A new [T, E] float32.
+
+    Raises:
+        InvalidArgumentError: a shape, dtype or stride does not fit.
+    """
+    check_operands(x, weight, None)
+    num_rows, (num_experts, size) = x.shape[0], weight.shape
+    out = x.new_empty(num_rows, num_experts, dtype=torch.float32)
+    if num_rows == 0:
+        return out
+    if num_rows <= _FEWEST_ROWS and not deterministic:
+        launch(
+            _few_logits_kernel,
+            (-(-num_experts // _EXPERTS), num_rows),
+            *(x, weight, out, num_experts, x.stride(0)),
+            *(size, _EXPERTS, max(16, min(_DEPTH, power_of_two(size)))),
+            num_warps=4,
+            **overlap_options(x),
+        )
+        return out
+    is_few = deterministic or num_rows <= _FEW_ROWS
+    # Few rows want many programs, each with a few experts; many rows want to be read once.
+    rows, columns, depth, parts = (16, 16, 512, 4) if is_few else (64, 128, 64, 1)
+    launch(
+        _logits_kernel,
+        (-(-num_experts // columns), -(-num_rows // rows)),
+        *(x, weight, out, num_rows, num_experts, x.stride(0)),
+        *(size, rows, columns, min(depth, power_of_two(max(16 * parts, size))), parts),
+        num_warps=4,
+        num_stages=3 if is_few else 4,
+        **overlap_options(x),
+    )
+    return out
+
+
+def choose_experts(
+    logits: Tensor,
+    num_chosen: int,
+    *,
+    renormalises: bool,
+    bias: Tensor | None = None,
+    held: range | None = None,
+    slots: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the fields of a Choice; see layers.router.choose_by_logits.
+
+    Args:
+        logits: [T, E] float32, contiguous.
+        num_chosen: k.
+        renormalises: a token's k weights are divided by their sum.
+        bias: [E] contiguous, added to the logits, or None.
+        held: see Router.
+        slots: see Router; contiguous.
+    """
+    num_rows, num_experts = logits.shape
+    experts = logits.new_empty(num_rows, num_chosen, dtype=torch.int32)
+    weights = logits.new_empty(num_rows, num_chosen)
+    if num_rows:
+        launch(
+            _choose_kernel,
+            (num_rows,),
+            *(logits, bias, slots, experts, weights, 0 if held is None else held.start),
+            *(num_experts, power_of_two(num_experts), num_chosen, power_of_two(num_chosen), renormalises),
+            num_experts if held is None else len(held),
+            num_warps=1,
+            **overlap_options(logits),
+        )
+    return experts, weights
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _logits_kernel(
+    x_ptr, weight_ptr, out_ptr, num_rows, num_experts, stride_x,
+    SIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PARTS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Grid: (tiles of experts, tiles of rows). What lies past the end repeats the last and is not stored.
+
+    DEPTH numbers of a row are multiplied at a time, in parts side by side, since products wait for others.
+    """
+    EACH: tl.constexpr = DEPTH // PARTS
+    start_next(OVERLAP)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    expert = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    x_k = (tl.arange(0, PARTS * ROWS) // ROWS * EACH)[:, None] + tl.arange(0, EACH)[None, :]
+    weight_k = (tl.arange(0, PARTS * COLUMNS) // COLUMNS * EACH)[:, None] + tl.arange(0, EACH)[None, :]
+    x_row = tl.program_id(1) * ROWS + tl.arange(0, PARTS * ROWS) % ROWS
+    weight_row = tl.program_id(0) * COLUMNS + tl.arange(0, PARTS * COLUMNS) % COLUMNS
+    x_at = x_ptr + tl.minimum(x_row, num_rows - 1).to(tl.int64)[:, None] * stride_x + x_k
+    weight_at = weight_ptr + tl.minimum(weight_row, num_experts - 1)[:, None] * SIZE + weight_k
+    wait_for_previous(OVERLAP)
+
+    total = tl.zeros([ROWS, COLUMNS] if PARTS == 1 else [PARTS, ROWS, COLUMNS], tl.float32)
+    for start in range(0, SIZE, DEPTH):
+        x = tl.load(x_at + start, mask=start + x_k < SIZE, other=0.0)
+        weight = tl.load(weight_at + start, mask=start + weight_k < SIZE, other=0.0)
+        if PARTS > 1:
+            x = tl.reshape(x, [PARTS, ROWS, EACH])
+            weight = tl.permute(tl.reshape(weight, [PARTS, COLUMNS, EACH]), (0, 2, 1))
+        else:
+            weight = tl.trans(weight)
+        total = tl.dot(x, weight, total, input_precision="ieee")
+    if PARTS > 1:
+        total = tl.sum(total, axis=0)
+
+    inside = (row < num_rows)[:, None] & (expert < num_experts)[None, :]
+    tl.store(out_ptr + row.to(tl.int64)[:, None] * num_experts + expert[None, :], total, mask=inside)
+
+
+@triton.jit
+def _few_logits_kernel(
+    x_ptr, weight_ptr, out_ptr, num_experts, stride_x,
+    SIZE: tl.constexpr, EXPERTS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Grid: (ceil(E / EXPERTS), T). The first weights are loaded before x may be read."""
+    start_next(OVERLAP)
+    expert = tl.program_id(0) * EXPERTS + tl.arange(0, EXPERTS)
+    k = tl.arange(0, DEPTH)[None, :]
+    x_at = x_ptr + tl.program_id(1).to(tl.int64) * stride_x + k
+    weight_at = weight_ptr + tl.minimum(expert, num_experts - 1)[:, None] * SIZE + k
+    weight = tl.load(weight_at, mask=k < SIZE, other=0.0)
+    wait_for_previous(OVERLAP)
+    total = tl.zeros([EXPERTS], tl.float32)
+    for start in range(0, SIZE, DEPTH):
+        next_weight = tl.load(weight_at + start + DEPTH, mask=start + DEPTH + k < SIZE, other=0.0)
+        x = tl.load(x_at + start, mask=start + k < SIZE, other=0.0).to(tl.float32)
+        total += tl.sum(weight.to(tl.float32) * x, axis=1)
+        weight = next_weight
+    out_at = out_ptr + tl.program_id(1) * num_experts + expert
+    tl.store(out_at, total, mask=expert < num_experts)
+
+
+@triton.jit
+def choice_keys(logits, expert, inside, EXPERTS: tl.constexpr):
+    """Return an integer for each logit and its expert, of which a larger one is chosen earlier: NaNs too."""
+    # Both zeros are equal, but their bits are not.
+    bits = tl.where(logits == 0.0, 0.0, logits).to(tl.int32, bitcast=True)
+    rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    key = (rising.to(tl.int64) << 32) | (EXPERTS - 1 - expert).to(tl.int64)
+    return tl.where(inside, key, _LOWEST)
+
+
+@triton.jit
+def place_among_held(expert, first_held, slots_ptr, token, NUM_HELD: tl.constexpr):
+    """Return which of the experts held here each of a token's is; NUM_HELD: elsewhere, or of padding."""
+    expert -= first_held
+    is_held = (expert >= 0) & (expert < NUM_HELD)
+    if slots_ptr is not None:
+        is_held &= tl.load(slots_ptr + token) >= 0
+    return tl.where(is_held, expert, NUM_HELD)
+
+
+@triton.jit(do_not_specialize=["first_held"])
+def _choose_kernel(
+    logits_ptr, bias_ptr, slots_ptr, experts_ptr, weights_ptr, first_held,
+    NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, NUM_CHOSEN: tl.constexpr, CHOSEN: tl.constexpr,
+    RENORMALISES: tl.constexpr, NUM_HELD: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Grid: (T,). The largest of choice_keys is the next choice."""
+    start_next(OVERLAP)
+    row = tl.program_id(0).to(tl.int64)
+    expert = tl.arange(0, EXPERTS)
+    wait_for_previous(OVERLAP)
+    inside = expert < NUM_EXPERTS
+    logits = tl.load(logits_ptr + row * NUM_EXPERTS + expert, mask=inside, other=float("-inf"))
+    if bias_ptr is not None:
+        logits += tl.load(bias_ptr + expert, mask=inside, other=0.0).to(tl.float32)
+    key = choice_keys(logits, expert, inside, EXPERTS)
+
+    slot = tl.arange(0, CHOSEN)
+    values = tl.full([CHOSEN], float("-inf"), tl.float32)
+    chosen = tl.zeros([CHOSEN], tl.int32)
+    for number in tl.static_range(NUM_CHOSEN):
+        best = tl.max(key, axis=0)
+        best_expert = EXPERTS - 1 - (best & 0x7FFFFFFF).to(tl.int32)
+        high = (best >> 32).to(tl.int32)
+        value = (high ^ ((high >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+        values = tl.where(slot == number, value, values)
+        chosen = tl.where(slot == number, best_expert, chosen)
+        key = tl.where(expert == best_expert, _LOWEST, key)
+
+    largest = tl.max(logits, axis=0)
+    weights = tl.exp(values - largest)
+    total = tl.sum(weights if RENORMALISES else tl.exp(logits - largest), axis=0)
+    chosen = place_among_held(chosen, first_held, slots_ptr, row, NUM_HELD)
+    at = row * NUM_CHOSEN + slot
+    tl.store(experts_ptr + at, chosen, mask=slot < NUM_CHOSEN)
+    tl.store(weights_ptr + at, weights / total, mask=slot < NUM_CHOSEN)

@@ -1,0 +1,132 @@
+"""The row-invariant GEMM, y = x W^T + b: no row depends on the others; imported only where Triton runs.
+
+A library chooses kernels by the number of rows, and each sums K in a different order. Here every result is
+summed by the same instructions in the same order, 16 numbers of K at a time, in float32:
+
+    x [M, K] -- tiles of rows x columns, one program each, without splitting K ---> [M, N]
+
+Tilings differ in how many results a program computes, never in the order of K, so a row has the same bits in
+all of them.
+
+Source: He et al., "Defeating Nondeterminism in LLM Inference", 2025.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.gemm.operands import check_operands
+from octavo.gemm.portable.invariant_tiling import InvariantTiling, choose_tiling
+from octavo.kernels.device import num_multiprocessors
+from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
+
+# Tiles of rows that walk the columns together, so that what they read stays in the L2 cache.
+_GROUP = 8
+
+
+def invariant_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    tiling: InvariantTiling | None = None,
+) -> Tensor:
+    """Return x W^T + bias; a row's bits depend on that row, weight and bias only. Sums are float32.
+
+    Args:
+        x: [M, K] bfloat16, float16 or float32; rows any stride apart, last dimension contiguous.
+        weight: [N, K] contiguous, dtype of x.
+        bias: [N] contiguous, or None.
+        dtype: of the result; None: that of x.
+        tiling: None: choose_tiling's. Changes no bit of the result.
+
+    Returns:
+        A new contiguous [M, N].
+
+    Raises:
+        InvalidArgumentError: a shape, dtype or stride does not fit.
+    """
+    check_operands(x, weight, bias)
+    num_rows, (num_columns, size) = x.shape[0], weight.shape
+    out = x.new_empty(num_rows, num_columns, dtype=dtype)
+    if num_rows == 0 or num_columns == 0:
+        return out
+    if tiling is None:
+        min_programs = num_multiprocessors(x.device) * 3 // 4
+        tiling = choose_tiling(num_rows, num_columns, x.dtype, min_programs)
+    launch(
+        _linear_kernel,
+        (tiling.num_programs(num_rows, num_columns),),
+        *(x, weight, weight if bias is None else bias, out, num_rows, num_columns, x.stride(0)),
+        *(size, tiling.rows, tiling.columns, tiling.depth, tiling.num_stages, _GROUP, bias is not None),
+        num_warps=tiling.num_warps,
+        **overlap_options(x),
+    )
+    return out
+
+
+class InvariantLinear:
+    """y = x W^T + b, each row by itself; see invariant_linear."""
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype | None = None
+    ) -> None:
+        """Keep weight [N, K] (a contiguous copy if it is not), bias [N] and the dtype of results."""
+        self.weight = weight.contiguous()
+        self.bias = bias
+        self._dtype = dtype
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, K] to [T, N]."""
+        return invariant_linear(x, self.weight, self.bias, dtype=self._dtype)
+
+
+@triton.jit
+def _tile(num_rows, num_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr):
+    """Return this program's tile (of rows, of columns): GROUP tiles of rows take the columns in turn."""
+    program = tl.program_id(0)
+    num_column_tiles = tl.cdiv(num_columns, COLUMNS)
+    first = program // (GROUP * num_column_tiles) * GROUP
+    height = tl.minimum(GROUP, tl.cdiv(num_rows, ROWS) - first)
+    at = program % (GROUP * num_column_tiles)
+    return first + at % height, at // height
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _linear_kernel(
+    x_ptr, weight_ptr, bias_ptr, out_ptr, num_rows, num_columns, stride_x,
+    SIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    STAGES: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Grid: (tiles of rows x tiles of columns,). Beyond K both operands are 0, which changes no sum."""
+    EVEN: tl.constexpr = SIZE % DEPTH == 0
+    start_next(OVERLAP)
+    row_tile, column_tile = _tile(num_rows, num_columns, ROWS, COLUMNS, GROUP)
+    row = row_tile * ROWS + tl.arange(0, ROWS)
+    column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
+    k = tl.arange(0, DEPTH)
+    is_row = (row < num_rows)[:, None]
+    x_at = x_ptr + row.to(tl.int64)[:, None] * stride_x + k[None, :]
+    # Columns past the end repeat the last one and are not stored; rows past the end are not read.
+    weight_row = tl.minimum(column, num_columns - 1).to(tl.int64)
+    weight_at = weight_ptr + weight_row[:, None] * SIZE + k[None, :]
+    wait_for_previous(OVERLAP)
+
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in tl.range(0, SIZE, DEPTH, num_stages=STAGES):
+        if EVEN:
+            x = tl.load(x_at + start, mask=is_row, other=0.0)
+            weight = tl.load(weight_at + start)
+        else:
+            is_k = (start + k < SIZE)[None, :]
+            x = tl.load(x_at + start, mask=is_row & is_k, other=0.0)
+            weight = tl.load(weight_at + start, mask=is_k, other=0.0)
+        total = tl.dot(x, tl.trans(weight), total, input_precision="ieee")
+
+    is_column = column < num_columns
+    if BIAS:
+        total += tl.load(bias_ptr + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    out_at = out_ptr + row.to(tl.int64)[:, None] * num_columns + column[None, :]
+    tl.store(out_at, total.to(out_ptr.dtype.element_ty), mask=is_row & is_column[None, :])

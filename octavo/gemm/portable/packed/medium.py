@@ -1,0 +1,197 @@
+"""The GEMM of medium M with a packed weight, y = epilogue(x W^T); imported only where Triton runs.
+
+Each program multiplies a tile of rows by a tile of the weight on tensor cores. It loads a span of words at a
+time, dequantises it in registers, and multiplies each plane by its 32 columns of x.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.forms.packed import PLANE, GroupedWeight
+from octavo.gemm.portable.packed.dequantise import read_pair, scaled
+from octavo.gemm.portable.packed.packed_operands import check_product
+from octavo.gemm.portable.packed.packed_tiling import MediumTiling, choose_medium_tiling
+from octavo.kernels.activation import activate
+from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
+
+# Columns of a program that adds up parts, and its warps.
+_ADDED = 512
+_ADD_WARPS = 4
+
+
+def medium_linear(
+    x: Tensor,
+    weight: GroupedWeight,
+    bias: Tensor | None = None,
+    *,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    tiling: MediumTiling | None = None,
+) -> Tensor:
+    """Return epilogue(x W^T + bias); sums are float32, weights are rounded to the dtype of x.
+
+    The previous kernel must not write weight: this one may read it while that one runs.
+
+    Args:
+        x: [M, K] float16 or bfloat16, columns in the weight's order; rows any stride apart.
+        weight: [N, K]; with an activation [gate | up] along N.
+        bias, activation, residual: see skinny.skinny_linear.
+        tiling: None: choose_medium_tiling's.
+
+    Returns:
+        residual, or a new contiguous [M, N] or [M, N / 2], dtype of x.
+
+    Raises:
+        InvalidArgumentError: a shape, dtype or stride does not fit.
+    """
+    out = check_product(x, weight, bias, activation, residual)
+    num_rows, (num_weight_rows, size) = x.shape[0], weight.shape
+    if tiling is None:
+        tiling = choose_medium_tiling(num_rows, num_weight_rows)
+    fused = (bias is not None, activation, residual is not None)
+    splits = min(tiling.num_splits, weight.words.shape[1] // PLANE)
+    parts = x.new_empty(splits, num_rows, num_weight_rows, dtype=torch.float32) if splits > 1 else out
+    launch(
+        _medium_linear_kernel,
+        (-(-num_weight_rows // tiling.columns), -(-num_rows // tiling.rows), splits),
+        *(x, weight.words, weight.pairs, x if bias is None else bias, parts),
+        *(num_rows, num_weight_rows, x.stride(0), parts.stride(-2), weight.factor),
+        *(size, weight.bits, weight.group, tiling.rows, tiling.columns, splits),
+        *(fused if splits == 1 else (False, None, False)),
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+        **overlap_options(x),
+    )
+    if splits > 1:
+        add_parts(parts, bias, out, activation, adds=residual is not None)
+    return out
+
+
+def add_parts(
+    parts: Tensor, bias: Tensor | None, out: Tensor, activation: str | None, *, adds: bool
+) -> Tensor:
+    """Write epilogue(sum of parts of K, in order, + bias) to out, and return it.
+
+    Args:
+        parts: [splits, M, N] float32 contiguous.
+        bias: see medium_linear.
+        out: [M, N], or [M, N / 2] with an activation; rows any stride apart.
+        activation: see medium_linear.
+        adds: whether the result is added to what out holds.
+    """
+    splits, num_rows, num_weight_rows = parts.shape
+    num_columns = num_weight_rows // (1 if activation is None else 2)
+    launch(
+        _add_parts_kernel,
+        (-(-num_columns // _ADDED), num_rows),
+        *(parts, parts if bias is None else bias, out, num_rows, num_weight_rows, out.stride(0)),
+        *(splits, _ADDED, bias is not None, activation, adds),
+        num_warps=_ADD_WARPS,
+        **overlap_options(out),
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_weight_rows", "factor"])
+def _medium_linear_kernel(
+    x_ptr, words_ptr, pairs_ptr, bias_ptr, out_ptr,
+    num_rows, num_weight_rows, stride_x, stride_out, factor,
+    SIZE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, ADD: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Grid: (ceil(num_weight_rows / COLUMNS), ceil(num_rows / ROWS), SPLITS).
+
+    With an activation, the first half of a program's columns is gate, the other one up. With SPLITS, out is
+    [SPLITS, num_rows, num_weight_rows] float32.
+    """
+    SPAN: tl.constexpr = 32 * 32 // BITS
+    NUM_SPANS: tl.constexpr = (SIZE + SPAN - 1) // SPAN
+    EACH: tl.constexpr = (NUM_SPANS + SPLITS - 1) // SPLITS
+    PLANES: tl.constexpr = GROUP // 32 if GROUP > 32 else 1
+    HALVES: tl.constexpr = 1 if ACTIVATION is None else 2
+    start_next(OVERLAP)
+    num_columns = num_weight_rows // HALVES
+    index = tl.arange(0, COLUMNS)
+    column = tl.program_id(0) * (COLUMNS // HALVES) + index % (COLUMNS // HALVES)
+    # Rows and columns past the end repeat the last one and are not stored.
+    weight_row = tl.minimum(column, num_columns - 1) + index // (COLUMNS // HALVES) * num_columns
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    j = tl.arange(0, 32)
+    words_at = words_ptr + weight_row.to(tl.int64)[:, None] * (NUM_SPANS * 32) + j[None, :]
+    x_at = x_ptr + tl.minimum(row, num_rows - 1).to(tl.int64)[None, :] * stride_x + j[:, None]
+    wait_for_previous(OVERLAP)
+
+    sums = tl.zeros([COLUMNS, ROWS], tl.float32)
+    for turn in range(EACH):
+        # Spans past the end repeat the last one, and meet zeros.
+        span = tl.program_id(2) * EACH + turn
+        known = tl.minimum(span, NUM_SPANS - 1)
+        words = tl.load(words_at + known * 32)
+        for group in tl.static_range(SPAN // (GROUP if GROUP > 32 else 32)):
+            k = span * SPAN + group * PLANES * 32
+            known_k = known * SPAN + group * PLANES * 32
+            of_group = ((known_k + j) // GROUP)[None, :] if GROUP < 32 else known_k // GROUP
+            scale, low = read_pair(
+                tl.load(pairs_ptr + of_group * num_weight_rows + weight_row[:, None]), BITS
+            )
+            for plane in tl.static_range(PLANES):
+                x = tl.load(x_at + k + plane * 32, mask=(k + plane * 32 + j < SIZE)[:, None], other=0.0)
+                values = scaled(words, group * PLANES + plane, scale, low, BITS).to(x.dtype)
+                sums = tl.dot(values, x, sums)
+
+    sums *= factor
+    if BIAS:
+        sums += tl.load(bias_ptr + weight_row).to(tl.float32)[:, None]
+    first = tl.program_id(0) * (COLUMNS // HALVES)
+    if ACTIVATION is not None:
+        gate, up = tl.split(tl.permute(tl.reshape(sums, [2, COLUMNS // 2, ROWS]), (1, 2, 0)))
+        sums = activate(gate, ACTIVATION) * up
+    column = first + tl.arange(0, COLUMNS // HALVES)
+    inside = (column < num_columns)[:, None] & (row < num_rows)[None, :]
+    out_at = out_ptr + row.to(tl.int64)[None, :] * stride_out + column[:, None]
+    if SPLITS > 1:
+        out_at += tl.program_id(2).to(tl.int64) * num_rows * num_weight_rows
+    if ADD:
+        sums += tl.load(out_at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_at, sums.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_weight_rows"])
+def _add_parts_kernel(
+    parts_ptr, bias_ptr, out_ptr, num_rows, num_weight_rows, stride_out,
+    SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
+    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, ADD: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Grid: (ceil(columns of the result / COLUMNS), num_rows). Adds up parts of K, in order."""
+    HALVES: tl.constexpr = 1 if ACTIVATION is None else 2
+    start_next(OVERLAP)
+    num_columns = num_weight_rows // HALVES
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < num_columns
+    row = tl.program_id(1).to(tl.int64)
+    wait_for_previous(OVERLAP)
+    out = _sum_of_parts(parts_ptr, bias_ptr, row, column, inside, num_rows, num_weight_rows, SPLITS, BIAS)
+    if ACTIVATION is not None:
+        up = _sum_of_parts(
+            parts_ptr, bias_ptr, row, column + num_columns, inside, num_rows, num_weight_rows, SPLITS, BIAS
+        )
+        out = activate(out, ACTIVATION) * up
+    out_at = out_ptr + row * stride_out + column
+    if ADD:
+        out += tl.load(out_at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _sum_of_parts(
+    parts_ptr, bias_ptr, row, column, inside, num_rows, num_weight_rows,
+    SPLITS: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    out = tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32) if BIAS else 0.0
+    for part in tl.static_range(SPLITS):
+        at = (part * num_rows + row) * num_weight_rows + column
+        out += tl.load(parts_ptr + at, mask=inside, other=0.0)
+    return out

@@ -1,1 +1,0 @@
-"""Facts about the GPU and how kernels are launched on it. Imports nothing of ours."""

@@ -1,0 +1,59 @@
+"""All layers of a decoder in one call into C, where their weights are in blocks.
+
+Called layer by layer, a step of one token spends as much time in Python, and between parallel regions, as in
+products.
+"""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from octavo.attention.cpu.kernel import AttendCall, StoreCall
+from octavo.gemm.cpu.library import layers_library
+
+_POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+
+class StackLayer(ctypes.Structure):
+    """Layer of stack.c. The caller keeps alive what it points to."""
+
+    _fields_ = [
+        *((name, _POINTER) for name in ("qkv", "o", "gate_up", "down")),
+        *((name, _POINTER) for name in ("attention_norm", "feed_forward_norm", "head_norm")),
+        *((name, _INT) for name in ("cache_layer", "rope", "window")),
+        *((name, _FLOAT) for name in ("attention_eps", "feed_forward_eps", "head_eps", "scale", "softcap")),
+    ]
+
+
+class StackStep(ctypes.Structure):
+    """Step of stack.c. The caller keeps alive what it points to."""
+
+    _fields_ = [
+        *((name, _POINTER) for name in ("rotations", "plan")),
+        ("attend", AttendCall),
+        ("store", StoreCall),
+        *((name, _POINTER) for name in ("keys", "values")),
+        ("layer_bytes", _INT),
+    ]
+
+
+class LayerStack:
+    """The layers of a decoder."""
+
+    def __init__(self, layers: Sequence[StackLayer], alive: object) -> None:
+        """Keep layers, and what they point to."""
+        self._alive = alive
+        self._layers = (StackLayer * len(layers))(*layers)
+        self._run = layers_library().octavo_run_layers
+
+    def __call__(self, hidden: Tensor, step: StackStep) -> int:
+        """Run all layers over hidden [T, hidden] float32, in place.
+
+        Returns:
+            The status that octavo.attention.cpu.kernel.check_status knows, with step.attend.
+        """
+        num_layers, num_threads = len(self._layers), torch.get_num_threads()
+        address = hidden.data_ptr()
+        return self._run(self._layers, num_layers, ctypes.byref(step), address, hidden.shape[1], num_threads)

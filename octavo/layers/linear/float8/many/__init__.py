@@ -1,1 +1,0 @@
-"""The GEMM of many float8 rows for Hopper GPUs."""

@@ -1,1 +1,0 @@
-"""The GEMM for 2 to 256 rows on Hopper GPUs."""

@@ -1,1 +1,0 @@
-"""Grouped GEMMs of MXFP4 experts on Hopper GPUs."""

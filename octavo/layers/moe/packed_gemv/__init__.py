@@ -1,1 +1,0 @@
-"""The GEMV of a single token's packed experts on Hopper GPUs."""

@@ -1,0 +1,122 @@
+"""The router: which experts a token goes to, and how much each of them counts."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from octavo.gemm.expert_choice import Choice
+from octavo.kernels.device import has_triton
+from octavo.layers.norm import RMSNorm
+
+# One kernel norms and routes at most so many tokens, of such a size, among so many experts.
+_MAX_ROWS, _MAX_SIZE, _MAX_EXPERTS = 4, 8192, 256
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """Softmax over all experts' logits, then the k most probable experts.
+
+    Logits and probabilities are float32. Of experts with equal logits, those of lower index come first.
+
+    Attributes:
+        weight: [E, hidden].
+        num_chosen: k.
+        renormalises: a token's k weights are divided by their sum.
+        deterministic: no bit of a token's choice depends on the rest of the batch.
+        bias: [E], added to the logits, or None.
+        held: the experts of this rank, if ranks hold whole ones; None: all.
+    """
+
+    weight: Tensor
+    num_chosen: int
+    renormalises: bool
+    deterministic: bool = False
+    bias: Tensor | None = None
+    held: range | None = None
+    # Of norm_and_route: programs that have finished, for each token.
+    _arrivals: Tensor = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Allocate what a kernel counts with, where there are kernels."""
+        num_rows = _MAX_ROWS if has_triton(self.weight) else 0
+        arrivals = torch.zeros(num_rows, dtype=torch.int32, device=self.weight.device)
+        object.__setattr__(self, "_arrivals", arrivals)
+
+    def from_stream(
+        self, hidden: Tensor, norm: RMSNorm, slots: Tensor | None = None
+    ) -> tuple[Tensor, Choice]:
+        """Return the norm of hidden [T, hidden], and the choice of its experts; slots: see __call__."""
+        if not self._fuses(hidden):
+            x = norm(hidden)
+            return x, self(x, slots)
+        from octavo.gemm.portable.experts.route_token import norm_and_route
+
+        x, *choice = norm_and_route(
+            hidden,
+            norm.weight,
+            norm.eps,
+            self.weight,
+            self.num_chosen,
+            renormalises=self.renormalises,
+            bias=self.bias,
+            held=self.held,
+            slots=slots,
+            arrivals=self._arrivals,
+        )
+        return x, Choice(*choice)
+
+    def _fuses(self, hidden: Tensor) -> bool:
+        """Return whether one kernel norms and routes; called per layer and step."""
+        num_experts, size = self.weight.shape
+        is_few = 0 < hidden.shape[0] <= _MAX_ROWS and not self.deterministic
+        return is_few and size <= _MAX_SIZE and num_experts <= _MAX_EXPERTS and has_triton(hidden)
+
+    def __call__(self, x: Tensor, slots: Tensor | None = None) -> Choice:
+        """Choose the experts of tokens.
+
+        Args:
+            x: [T, hidden].
+            slots: [T], negative for padding, which gets no experts; or None.
+        """
+        if has_triton(x):
+            from octavo.gemm.portable.experts.router_logits import choose_experts, router_logits
+
+            logits = router_logits(x, self.weight, deterministic=self.deterministic)
+            return Choice(
+                *choose_experts(
+                    logits,
+                    self.num_chosen,
+                    renormalises=self.renormalises,
+                    bias=self.bias,
+                    held=self.held,
+                    slots=slots,
+                )
+            )
+        bias = None if self.bias is None else self.bias.float()
+        logits = linear(x.float(), self.weight.float(), bias)
+        options = {"held": self.held, "slots": slots}
+        return choose_by_logits(logits, self.num_chosen, renormalises=self.renormalises, **options)
+
+
+def choose_by_logits(
+    logits: Tensor,
+    num_chosen: int,
+    *,
+    renormalises: bool,
+    held: range | None = None,
+    slots: Tensor | None = None,
+) -> Choice:
+    """Choose the experts of logits [T, E] float32: the specification of the GPU's kernel."""
+    # A stable sort keeps equal logits in the order of their experts.
+    values, order = torch.sort(logits, dim=-1, descending=True, stable=True)
+    weights = values[:, :num_chosen].softmax(-1) if renormalises else values.softmax(-1)[:, :num_chosen]
+    experts = order[:, :num_chosen].to(torch.int32)
+    if held is not None:
+        is_held = (experts >= held.start) & (experts < held.stop)
+        experts = torch.where(is_held, experts - held.start, len(held))
+    if slots is not None:
+        nobody = logits.shape[1] if held is None else len(held)
+        experts = torch.where(slots[:, None] >= 0, experts, nobody)
+    return Choice(experts, weights.contiguous())

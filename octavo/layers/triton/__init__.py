@@ -1,1 +1,0 @@
-"""Norm, rotary embedding and activation as Triton kernels. Importing the package imports no Triton."""
