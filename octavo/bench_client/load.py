@@ -28,7 +28,7 @@ from octavo.errors import OctavoError
 from octavo.garbage import freeze
 
 _TICK_S = 0.02
-# From when all children are ready to the first request.
+# Seconds between the moment when all children are ready and the first request.
 _START_S = 0.1
 
 

@@ -129,7 +129,7 @@ class LoadOptions:
             ConfigError: the file cannot be read or is empty.
         """
         if self.api_key_file is None:
-            # A server may have several, of which each will do.
+            # A server may have several keys, any of which will do.
             return (self.api_key or "").split(",")[0].strip() or os.environ.get("OPENAI_API_KEY") or None
         keys = read_key_lines(Path(self.api_key_file))
         if not keys:

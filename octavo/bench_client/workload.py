@@ -14,7 +14,7 @@ from octavo.errors import ConfigError
 from octavo.json_file import without_mark
 
 _FIRST_ID = 100
-# Short and common: about one token each in most vocabularies.
+# Short, common words are about one token each in most vocabularies.
 _WORDS = (  # noqa: SIM905
     "time way day man world life hand part child eye woman place work week case point company number group "
     "problem fact be have do say get make go know take see come think look want give use find tell ask seem "

@@ -16,7 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: with the exit code, unless it is 0; see octavo.cli.command_line.
     """
-    # Before the slow imports; `load` ends it.
+    # This holds during the slow imports; `load` ends it.
     leave_on_interrupt()
     try:
         from octavo.cli.command_line import run

@@ -239,13 +239,13 @@ def run(arguments: Sequence[str] | None) -> None:
 
 def _run(arguments: Sequence[str]) -> None:
     named, rest = take_config(arguments)
-    # A server answers on sockets.
+    # A server needs no standard output: it answers on sockets.
     prepare_streams(needs_output=rest[:1] != ["serve"])
     add_sources(app, named)
     try:
         app(rest, exit_on_error=False, print_error=False, result_action="return_none")
     finally:
-        # Another call in this process names another file, or none.
+        # Another call in this process may name another file, or none.
         add_sources(app)
 
 

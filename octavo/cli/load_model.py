@@ -60,7 +60,7 @@ def run_compile(model: str | None, config: EngineConfig, *, quiet: bool) -> None
         kernels = KernelCache(config.kernel_cache_dir)
         print(f"{kernels.folder}: {gib(kernels.num_bytes)} of kernels, ready after {seconds:.1f} s")
     elif plan.dtype == torch.float32:
-        # Both libraries, whichever of them this model needs.
+        # Both libraries are checked, whichever of them this model needs.
         failure = unsupported_reason("cpu", torch.float32) or compile_failure()
         if failure is not None:
             raise EngineError(f"the CPU's kernels cannot be compiled: {failure}")

@@ -52,7 +52,7 @@ def _plain(typed: str) -> str:
     name = typed.partition("=")[0]
     if name.startswith("--"):
         return "--" + name[2:].partition(".")[0].replace("_", "-").lower()
-    # vLLM's -O3 and -cc.mode.
+    # vLLM has -O3 and -cc.mode.
     return name.partition(".")[0].rstrip("0123456789")
 
 

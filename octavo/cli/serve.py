@@ -152,7 +152,7 @@ def run_batch(
     if any(isinstance(request, BatchRequest) for request in requests):
         num_failed = _answer_batch(config, requests, output_file, quiet)
     else:
-        # No model is loaded for nothing, such as for a wrong file.
+        # Without a request, as in a wrong file, no model is loaded.
         num_failed = write_lines(requests, output_file)
     print(f"octavo: {len(requests) - num_failed} of {len(requests)} requests were answered: {output_file}")
     if num_failed:

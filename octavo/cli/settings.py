@@ -71,7 +71,7 @@ def add_sources(root: App, named: Path | None = None) -> None:
         named: what --config names.
     """
 
-    # Cached, as it takes a tenth of a second, and late: commands are added after this call.
+    # The result is cached, as it takes a tenth of a second, and made late, as commands are added after this.
     @cache
     def options() -> Options:
         return dict(_commands(root))

@@ -34,7 +34,7 @@ _NUM_AT_ONCE = 1024
 # OpenAI's limit.
 _MAX_REQUESTS = 50_000
 _MAX_LINE_BYTES = 8 << 20
-# Bytes of such a line that are read at a time to find its end.
+# Bytes that are read at a time to find the end of such a line.
 _PIECE_BYTES = 1 << 20
 
 

@@ -38,7 +38,7 @@ from octavo.server.tracing import Traces, note_generation
 
 Found = TypeVar("Found")
 
-# The version of the package that runs, which need not be installed.
+# The version of the running package, which need not be installed.
 VERSION: str = importlib.import_module("octavo").__version__
 
 # Rendering and tokenizing release the interpreter's lock.

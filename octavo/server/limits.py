@@ -26,9 +26,9 @@ class Deadlines:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        # In the order in which they are due.
+        # The calls in the order in which they are due.
         self._calls: dict[int, tuple[float, Callable[[], None]]] = {}
-        # Those that the event loop is about to call.
+        # The calls that the event loop is about to make.
         self._due: dict[int, Callable[[], None]] = {}
         self._num_begun = 0
         # The event loop that has a timer of ours.

@@ -21,7 +21,7 @@ _MAX_TOKENS_BUCKETS = tuple(float(1 << power) for power in range(18))
 _N_BUCKETS = tuple(float(1 << power) for power in range(8))
 
 
-# By name: the field of LoopStats, and what it says.
+# Metrics by name: the field of LoopStats, and the help text.
 HISTOGRAMS = {
     "vllm:time_to_first_token_seconds": ("first_token_s", "from the request to its first token"),
     "vllm:inter_token_latency_seconds": ("inter_token_s", "between two tokens that a client got"),

@@ -93,7 +93,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = "".join(traceback.format_exception(*record.exc_info))
-        # ASCII: a line separator of another alphabet would look like the end of the line.
+        # The line is ASCII: a line separator of another alphabet would look like its end.
         return json.dumps(line)
 
 

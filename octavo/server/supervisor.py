@@ -154,7 +154,7 @@ def supervise(config: ServerConfig) -> Child:
         EngineDeadError: in the parent: the engine died more often than `max_restarts` allows.
     """
     deaths: deque[float] = deque()
-    # Open from a child's death until the next one listens, so that no client is refused in between.
+    # This socket is open from a child's death until the next one listens, so that no client is refused.
     listening: socket.socket | None = None
     num_restarts = 0
     while True:

@@ -22,7 +22,7 @@ LLAMA3_WORDS = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2_WORDS = LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
-# Words begin where small letters are followed by large ones, and keep their contractions.
+# Words begin where lower-case letters are followed by upper-case ones, and keep their contractions.
 _LARGE, _SMALL = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 _CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 GPT4O_WORDS = (
@@ -33,7 +33,7 @@ GPT4O_WORDS = (
 
 # The same without contractions, and each digit is a word.
 TEKKEN_WORDS = GPT4O_WORDS.replace(_CONTRACTION, "").replace(r"\p{N}{1,3}", r"\p{N}")
-# What llama.cpp does with files that name no rule, one cut after the other.
+# The cuts that llama.cpp makes, one after the other, for files that name no rule.
 _DEFAULT_CUTS = (
     r"[\p{P}\$\+<=>\^~\|]+",
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
@@ -41,7 +41,7 @@ _DEFAULT_CUTS = (
     "[0-9][0-9][0-9]",
 )
 
-# Names of rules in GGUF files with which encoding begins with the first token, where a file does not say.
+# Rules of GGUF files with which encoding adds BOS, unless the file says otherwise.
 BOS_NAMES = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"})
 # Vocabularies that hold whole words, which need no merges.
 _WHOLE_WORDS = BOS_NAMES | {"gpt-4o"}

@@ -18,7 +18,7 @@ from octavo.tokenizer.vocabularies import Vocabulary, end_of_answer_ids, special
 
 TEMPLATE_KEY = "tokenizer.chat_template"
 
-# Phi-3's special tokens take the spaces and line breaks behind them along, but for these.
+# Other special tokens of Phi-3 take the white space after them along; these do not.
 _PHI3_KEEPING = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
 

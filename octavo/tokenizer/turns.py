@@ -170,7 +170,7 @@ def _probed(messages: list[Message], render: Render) -> _Lost:
             break
         try:
             text = render([_probe(message, index) for index, message in enumerate(messages[:end])]).casefold()
-        except ChatTemplateError:  # it wants certain texts, and then it has looked at them
+        except ChatTemplateError:  # the template wants certain texts, so it has looked at them
             return _NOTHING
         calls = {index for index in calls if _word("call", index) not in text}
         turns = {i for i in turns if _word("turn", i) not in text and _word("call", i) not in text}

@@ -16,7 +16,7 @@ from octavo.tokenizer import ChatText, Tokenizer
 # Marks the place where a message is continued; no other text looks like it. It is the same for all chats, so
 # that equal ones are rendered once.
 _HERE = secrets.token_hex(16)
-# Texts are tokenized in parts of this length to count tokens: a few too many, but never twice as many.
+# To count tokens, texts are tokenized in parts of this length: the count is a little too high.
 _PART_CHARS = 1 << 16
 _FAR_TOO_LONG = 2
 # A prompt that is to be truncated may be this many times as long.

@@ -135,7 +135,7 @@ class Door:
         if site in (b"same-origin", b"none") or (site is None and origin is None):
             return False
         where = (origin or b"").partition(b"://")[2].lower()
-        # Older browsers do not tell the site.
+        # Older browsers do not send Sec-Fetch-Site.
         if site is None and where == headers.get(b"host", b"").lower():
             return False
         return "*" not in self._named_hosts and _host(where) not in self._named_hosts

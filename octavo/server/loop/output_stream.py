@@ -49,7 +49,7 @@ class Readers:
         """Call `notify` from the event loop when the stream has news, as long as it returns True."""
         if stream in self._waiting:
             raise InvalidArgumentError(f"stream {stream.request_id!r} has a reader already")
-        # Registered before it asks, so that whatever is written in between rings for this stream too.
+        # It is registered before it looks, so that anything written in between rings for this stream as well.
         self._waiting[stream] = notify
         if stream.num_rings_seen != self.num_rings:
             self._plan_wake()

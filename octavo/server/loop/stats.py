@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from octavo.engine.stats import EngineStats
 from octavo.outputs import RequestMetrics, RequestOutput
 
-# Upper bounds of buckets: six to a factor of ten, from 0.1 ms to 1,000 s, and powers of two of tokens.
+# Upper bounds of buckets: six per decade, from 0.1 ms to 1,000 s, and powers of two of tokens.
 SECONDS = tuple(
     round(digit * 10.0**power, 9) for power in range(-4, 3) for digit in (1.0, 1.5, 2.0, 3.0, 5.0, 7.5)
 )

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 # While there is work, new requests are taken for at most this long before the next step.
 _TAKE_S = 5e-3
 _STATS_EVERY_S = 0.1
-# Errors out of steps are forgotten after so many good steps. More errors than so many end the engine.
+# Errors that steps raise are forgotten after this many good steps; more than this many end the engine.
 _FORGIVEN_AFTER, _MAX_FAILURES = 100, 2
 
 
@@ -274,7 +274,7 @@ class Worker:
     def _overrun(self, seconds: float) -> None:
         """Count as dead: called by the watchdog while this thread hangs in a step."""
         reason = f"a step of the engine has run for {seconds:.1f} s"
-        # In this order: a step that comes back just now reopens what was closed.
+        # The order matters: a step that comes back just now reopens what was closed.
         self._jobs.fail_all(reason)
         self.error = EngineDeadError(reason)
         self._notify()

@@ -17,7 +17,7 @@ def merged(texts: Mapping[str, bytes]) -> bytes:
     Args:
         texts: replica -> metrics in Prometheus' text format.
     """
-    # Keyed by the HELP and TYPE lines: Prometheus wants all samples of a metric together.
+    # The keys are the HELP and TYPE lines: Prometheus wants all samples of a metric together.
     metrics: dict[bytes, list[bytes]] = {}
     for replica, text in texts.items():
         label = b'replica="%s"' % replica.encode()

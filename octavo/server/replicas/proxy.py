@@ -158,14 +158,14 @@ class Link:
                 await self._pump(answer, begin, request.path, flight, send)
                 return True
             body = await answer.read()
-            # Nothing breaks off what is complete.
+            # A complete answer must not be broken off.
             self._stops.discard(stop)
             length = (b"content-length", str(len(body)).encode())
             await send({**begin, "headers": [*headers, length]})
             await send({"type": "http.response.body", "body": body})
             return True
         finally:
-            # Does not wait for a replica that reads no more.
+            # Closing does not wait for a replica that has stopped reading.
             answer.close()
 
     def _request(

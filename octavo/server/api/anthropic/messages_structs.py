@@ -56,7 +56,7 @@ class ToolResultBlock(Block, tag="tool_result"):
 
 
 AnyBlock = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
-# Read one by one, so that an error says which one is wrong.
+# Blocks are read one by one, so that an error can name the wrong one.
 Blocks = Annotated[list[JsonObject], Meta(min_length=1, max_length=MAX_MESSAGES)]
 
 

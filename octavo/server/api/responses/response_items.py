@@ -107,7 +107,7 @@ class OutputWriter:
             return
         self._is_open = False
         item, text = self.items[-1], "".join(self._texts)
-        # A copy, because earlier events that hold the item may not have been written yet.
+        # This is a copy, because earlier events with the item may not have been written yet.
         if isinstance(item, FunctionCallItem):
             done = FunctionCallItem(
                 id=item.id, status=status, call_id=item.call_id, name=item.name, arguments=text
