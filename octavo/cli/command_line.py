@@ -101,7 +101,7 @@ def serve(
 
     Args:
         model: as --model.
-        quiet: no progress bar.
+        quiet: show no progress bar.
     """
     from octavo.cli.serve import run_serve
 
@@ -127,7 +127,7 @@ def run_batch(
         model: as --model.
         input_file: one JSON object a line: custom_id, method, url, body.
         output_file: gets one line for each answer, in any order.
-        quiet: no progress bar.
+        quiet: show no progress bar.
     """
     from octavo.cli.serve import run_batch
 
@@ -186,7 +186,7 @@ def compile_model(
 
     Args:
         model: as --model.
-        quiet: no progress bar.
+        quiet: show no progress bar.
     """
     from octavo.cli.load_model import run_compile
 

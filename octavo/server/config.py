@@ -49,16 +49,16 @@ class ServerConfig:
         write_timeout_s: how long a client may leave a streamed event unread.
         sse_keep_alive_s: idle time after which a stream gets a comment; 0: never.
         shutdown_timeout: seconds that running requests get after SIGTERM; 0 aborts them.
-        tool_call_parser: how the model writes tool calls. "auto" finds it out by the model's response
+        tool_call_parser: how the model writes tool calls. "auto" detects it from the model's response
             template or chat template.
-        reasoning_parser: how the model's reasoning is marked; likewise.
-        step_deadline_s: a step that takes longer has hung: its requests fail.
+        reasoning_parser: how the model marks its reasoning; "auto" detects it likewise.
+        step_deadline_s: seconds after which a step counts as hung: its requests fail.
         replicas: number of engines behind one address, each in a process and on a GPU of its own (on
-            a CPU they share its cores); each request goes where most of its prompt is cached. One that dies
-            is started again, as often as max_restarts allows.
-        restart: start the server again, in a new process, when its engine dies. Off where something else does
-            that, such as systemd or Kubernetes.
-        max_restarts: restarts within restart_window_s; one death more, and the command fails.
+            a CPU they share its cores); each request goes where most of its prompt is cached. A replica that
+            dies is started again, as often as max_restarts allows.
+        restart: start the server again, in a new process, when its engine dies. Leave it off where something
+            else does that, such as systemd or Kubernetes.
+        max_restarts: most restarts within restart_window_s; after one death more the command fails.
         restart_window_s: seconds after which a death no longer counts.
         access_log: log method, path, status and duration of each request; never a body or a key. Requests to
             /health, /ping, /ready and /metrics are logged only if they fail.

@@ -153,7 +153,7 @@ class ModelFormats:
 def formats_of(
     tokenizer: Tokenizer | None, tool_call_parser: ToolCallParser, reasoning_parser: ReasoningParser
 ) -> ModelFormats:
-    """Find out what a model writes, by its response template or else by its chat template.
+    """Find out what a model writes, from its response template or else from its chat template.
 
     Args:
         tokenizer: the model's, if it has one.
