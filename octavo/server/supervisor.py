@@ -34,6 +34,7 @@ _BACKLOG = 1024
 _MAX_HEAD_BYTES, _TIMEOUT_S = 64 << 10, 5.0
 # How long to wait for the last clients, in seconds.
 _LAST_S = 1.0
+
 # Reports of a child to its parent.
 LISTENING, READY, DYING = b"l", b"r", b"d"
 # A child whose engine is dead is killed after this time.

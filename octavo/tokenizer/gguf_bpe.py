@@ -12,9 +12,9 @@ from tokenizers.pre_tokenizers import PreTokenizer
 from octavo.errors import FileFormatError, UnsupportedModelError
 from octavo.tokenizer.decoding import BYTE_PIECE, SPACE_MARK
 
-_PREFIX = "tokenizer.ggml."
 logger = logging.getLogger(__name__)
 
+_PREFIX = "tokenizer.ggml."
 # How text is cut into words before merges, as in the models' own tokenizer.json files. The two differ in how
 # many digits form one word.
 LLAMA3_WORDS = (

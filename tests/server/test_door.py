@@ -73,7 +73,7 @@ def test_room_is_taken_from_who_holds_most() -> None:
     assert refused.value.status == 429
     for place in places:
         room.leave(place)
-    assert (room._num_bytes, room._places) == (0, {})
+    assert (room._num_bytes, room._uploads) == (0, {})
 
 
 def test_whole_bodies_of_one_sender_leave_room_for_others() -> None:

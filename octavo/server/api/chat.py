@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
@@ -32,6 +33,8 @@ from octavo.server.limits import while_present
 from octavo.server.reading.processes import LONG_BYTES
 from octavo.server.reading.requests import ChatInput, check_model, parse_chat, reading_of
 
+Written = TypeVar("Written")
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -55,7 +58,6 @@ async def chat_completions(context: Context, request: Request) -> Response:
     """Answer a conversation."""
     found = await read_chat(context, request, parse_chat)
     fields, params = found.chat, found.params
-    begin = partial(begin_chat, context, request, found)
     answer = Answer(
         new_id("chatcmpl", request, fields.request_id),
         int(time.time()),
@@ -69,18 +71,11 @@ async def chat_completions(context: Context, request: Request) -> Response:
     )
 
     if fields.stream:
-        generation, box = await while_present(request, begin())
+        generation, box = await while_present(request, begin_chat(context, request, found))
         return context.events(ChatEvents(answer, generation, box, params.n), generation)
-
-    async def whole() -> Response:
-        generation, box = await begin()
-        outputs = await generation.finish()
-        # This runs in the pool, because the text may be long, or made to be slow to parse.
-        parts = Parts()
-        completion = await context.run(request, _completion, answer, outputs[0], box, parts)
-        return parts.response(completion, context.config.write_timeout_s)
-
-    return await while_present(request, whole())
+    parts = Parts()
+    completion = await answer_whole(context, request, found, partial(_completion, answer, parts))
+    return parts.response(completion, context.config.write_timeout_s)
 
 
 async def read_chat(
@@ -120,7 +115,26 @@ async def begin_chat(context: Context, request: Request, found: ChatInput) -> tu
     return generation, box
 
 
-def _completion(answer: Answer, output: RequestOutput, box: Toolbox, parts: Parts) -> ChatCompletion:
+async def answer_whole(
+    context: Context, request: Request, found: ChatInput, write: Callable[[RequestOutput, Toolbox], Written]
+) -> Written:
+    """Submit a chat and wait for its end; return what `write` makes of the whole answer.
+
+    Raises:
+        OctavoError, ApiError: as begin_chat and Generation.finish.
+        ClientGoneError: the client has left.
+    """
+
+    async def work() -> Written:
+        generation, box = await begin_chat(context, request, found)
+        outputs = await generation.finish()
+        # This runs in the pool, because the text may be long, or made to be slow to parse.
+        return await context.run(request, write, outputs[0], box)
+
+    return await while_present(request, work())
+
+
+def _completion(answer: Answer, parts: Parts, output: RequestOutput, box: Toolbox) -> ChatCompletion:
     fields = answer.request
     choices = []
     for completion in output.outputs:

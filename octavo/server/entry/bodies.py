@@ -1,4 +1,7 @@
-"""Reads the bodies of requests, with limits on one of them, on all together and on time."""
+"""Reads the bodies of requests, with limits on one of them, on all together and on time.
+
+All together have a budget of memory, which the senders of requests share.
+"""
 
 import math
 import time
@@ -11,14 +14,14 @@ from octavo.server.api_errors import ApiError, too_many_bodies
 from octavo.server.config import ServerConfig
 from octavo.server.limits import ClientGoneError, Deadlines, Stop
 
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
 # An unfinished body counts as at least the room divided by this, so connections are bounded as well.
 _MAX_BODIES = 2048
 # A body counts as active when the room divided by this has come: a byte now and then does not suffice.
 _PART = 4096
 # Bodies of this size do no harm, even one for each connection.
 _UNCOUNTED_BYTES = 64 << 10
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-
 # Unfinished bodies together may take this many times the largest.
 _NUM_LARGE_BODIES = 32
 # A body of this size comes along with its headers.

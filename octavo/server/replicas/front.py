@@ -34,6 +34,7 @@ _NUM_LARGE_BODIES = 64
 # A replica counts as down after this many missing reports in a row, which takes ten seconds.
 _MAX_SILENCES = 4
 _JSON = [(b"content-type", b"application/json")]
+
 _POLL_S = 0.05
 _STOP_S = 2.0
 

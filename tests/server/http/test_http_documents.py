@@ -24,12 +24,12 @@ SECTIONS = (
     (
         "Fields of chats and completions",
         ChatRequest,
-        ("chat.py", "sampling.py", "../reading/requests.py", "toolbox.py"),
+        ("chat.py", "sse.py", "sampling.py", "../reading/requests.py", "toolbox.py"),
     ),
     (
         "Fields of chats and completions",
         CompletionRequest,
-        ("completions.py", "sampling.py", "../reading/requests.py"),
+        ("completions.py", "sse.py", "sampling.py", "../reading/requests.py"),
     ),
     ("Fields of responses", ResponsesRequest, ("responses/response_route.py", "responses/response_input.py")),
     ("Anthropic's messages", MessagesRequest, ("anthropic/messages_route.py", "anthropic/messages_input.py")),

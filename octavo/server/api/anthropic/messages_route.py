@@ -21,7 +21,7 @@ from octavo.server.api.anthropic.messages_structs import (
     ToolUseBlock,
     error_event,
 )
-from octavo.server.api.chat import begin_chat, read_chat
+from octavo.server.api.chat import answer_whole, begin_chat, read_chat
 from octavo.server.api.responses.response_items import new_writer, whole_items
 from octavo.server.api.responses.response_structs import (
     FunctionCallItem,
@@ -111,10 +111,9 @@ async def messages(context: Context, request: Request) -> Response:
     found = await read_chat(context, request, parse_messages)
     fields = found.fields
     assert isinstance(fields, MessagesRequest)
-    begin = partial(begin_chat, context, request, found)
     answer = Message(id=new_id("msg", request, None), model=context.model, usage=MessageUsage(input_tokens=0))
     if fields.stream:
-        generation, box = await while_present(request, begin())
+        generation, box = await while_present(request, begin_chat(context, request, found))
         return context.events(
             _Events(answer, generation, box),
             generation,
@@ -122,14 +121,8 @@ async def messages(context: Context, request: Request) -> Response:
             idle=event("ping"),
             write_error=error_event,
         )
-
-    async def whole() -> Response:
-        generation, box = await begin()
-        output = (await generation.finish())[0]
-        message = await context.run(request, _whole, answer, output, box)
-        return Response(encode(message), media_type="application/json")
-
-    return await while_present(request, whole())
+    message = await answer_whole(context, request, found, partial(_whole, answer))
+    return Response(encode(message), media_type="application/json")
 
 
 def _whole(answer: Message, output: RequestOutput, box: Toolbox) -> Message:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.outputs import CompletionDelta, RequestOutput
-from octavo.server.api.chat import begin_chat, read_chat
+from octavo.server.api.chat import answer_whole, begin_chat, read_chat
 from octavo.server.api.responses.response_input import format_of, parse_response
 from octavo.server.api.responses.response_items import new_writer, whole_items
 from octavo.server.api.responses.response_structs import (
@@ -36,7 +36,6 @@ async def responses(context: Context, request: Request) -> Response:
     found = await read_chat(context, request, parse_response)
     fields, params = found.fields, found.params
     assert isinstance(fields, ResponsesRequest)
-    begin = partial(begin_chat, context, request, found)
     answer = ResponseObject(
         id=new_id("resp", request, fields.request_id),
         created_at=int(time.time()),
@@ -54,17 +53,11 @@ async def responses(context: Context, request: Request) -> Response:
         parallel_tool_calls=fields.parallel_tool_calls is not False,
     )
     if fields.stream:
-        generation, box = await while_present(request, begin())
+        generation, box = await while_present(request, begin_chat(context, request, found))
         events = _Events(answer, generation, box)
         return context.events(events, generation, last=b"", write_error=_error_event)
-
-    async def whole() -> Response:
-        generation, box = await begin()
-        output = (await generation.finish())[0]
-        finished = await context.run(request, _whole, answer, output, box)
-        return Response(encode(finished), media_type="application/json")
-
-    return await while_present(request, whole())
+    finished = await answer_whole(context, request, found, partial(_whole, answer))
+    return Response(encode(finished), media_type="application/json")
 
 
 def _whole(answer: ResponseObject, output: RequestOutput, box: Toolbox) -> ResponseObject:
