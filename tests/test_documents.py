@@ -28,7 +28,7 @@ BLOCKS = [
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 # A result file by its full name or without its date: h200-7d5c172-gpu_forest, h200-7d5c172-gpu_serving-*.
-CITATION = re.compile(r"[a-z0-9-]+-[0-9a-f]{7}-[a-z0-9_.*-]+[a-z0-9*]|\*prefix_accuracy\*")
+CITATION = re.compile(r"[a-z0-9-]+-[0-9a-f]{7,8}-[a-z0-9_.*-]+[a-z0-9*]|\*prefix_accuracy\*")
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_result_files_that_are_cited_exist(path: Path) -> None:
 def test_result_files_are_cited_or_the_only_other_of_their_benchmark_and_machine() -> None:
     """Of the files that nobody cites only the newest one is kept."""
     cited = {result for path in DOCUMENTS for found in cited_by(path).values() for result in found}
-    others = Counter(re.sub(r"-[0-9a-f]{7}-", " ", r.stem[11:]) for r in RESULTS if r not in cited)
+    others = Counter(re.sub(r"-[0-9a-f]{7,8}-", " ", r.stem[11:]) for r in RESULTS if r not in cited)
     assert [benchmark for benchmark, num in others.items() if num > 1] == []
 
 

@@ -60,7 +60,7 @@ def _attend_thin_kernel(
     The program that finishes the last piece of a (unit, head) merges its pieces in order, so the result does
     not depend on timing. Units without keys, of which a padded batch has many, are skipped.
     """
-    # For one sequence measured slower, see docs/log.md.
+    # For one sequence measured slower, see docs/log/attention.md.
     if (num_sequences > 1) | EARLY:
         start_next(OVERLAP)
     if not (EARLY or KEYS_ARE_OLD):
