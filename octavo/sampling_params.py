@@ -29,7 +29,7 @@ _KINDS = ("json_schema", "json_object", "regex", "choice", "grammar")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StructuredOutput:
-    """What the whole output must be. Exactly one field is set.
+    """The required form of the whole output. Exactly one field is set.
 
     Attributes:
         json_schema: JSON that is valid under this schema: a mapping, True, or JSON text, as which it is kept.

@@ -22,7 +22,7 @@ _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 
 class Delta(Struct):
-    """What is new in a chat; servers name the tokens of a reasoning model differently."""
+    """The new part of a chat; servers name the tokens of a reasoning model differently."""
 
     content: str | None = None
     reasoning_content: str | None = None
@@ -31,7 +31,7 @@ class Delta(Struct):
 
 
 class Choice(Struct):
-    """What is new in one answer."""
+    """The new part of one answer."""
 
     text: str | None = None
     delta: Delta | None = None

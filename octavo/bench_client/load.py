@@ -34,7 +34,7 @@ _START_S = 0.1
 
 @dataclass(slots=True)
 class Load:
-    """What a run did, as the client saw it.
+    """The course of a run, as the client saw it.
 
     Attributes:
         answers: the answers to all requests, in the order of their times.
@@ -129,7 +129,7 @@ class _Run:
 
 
 class Share(Struct):
-    """What one of the processes does."""
+    """The part of the load that one process sends."""
 
     options: LoadOptions
     prompts: list[Prompt]

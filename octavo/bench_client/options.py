@@ -1,4 +1,4 @@
-"""What load to put on which server, checked before anything is sent."""
+"""Options of the load on a server, checked before anything is sent."""
 
 import math
 import os
@@ -105,7 +105,7 @@ class LoadOptions:
 
     @property
     def limits_ms(self) -> dict[str, float]:
-        """What goodput asks for, by metric.
+        """The limits of goodput, by metric.
 
         Raises:
             ConfigError: a limit is not METRIC:MS.

@@ -23,7 +23,7 @@ _WORDS = (  # noqa: SIM905
 
 
 class Prompt(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What one request asks.
+    """The prompt of one request.
 
     Attributes:
         prompt: text or token ids; None for a chat.

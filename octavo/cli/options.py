@@ -92,7 +92,7 @@ _FILE = Parameter(converter=read_text_file, n_tokens=1, accepts_keys=False, meta
 @grouped(groups.STRUCTURED)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StructuredOptions(StructuredOutput):
-    """What the output must be; at most one. See StructuredOutput.
+    """The required form of the output; at most one is given. See StructuredOutput.
 
     Attributes:
         json_schema: file with a JSON schema: the output is JSON that is valid under it.

@@ -1,4 +1,4 @@
-"""What to say to an option or a command that Octavo does not have."""
+"""Messages about options and commands that Octavo does not have."""
 
 from collections.abc import Iterable, Iterator, Mapping
 

@@ -1,4 +1,4 @@
-"""What the router knows about each replica: its last report, and what was sent to it since.
+"""The router's view of each replica: its last report, and what was sent to it since.
 
 Use it from one event loop. Nothing here blocks.
 """
@@ -67,7 +67,7 @@ class Replica:
 
     @property
     def num_marks(self) -> int:
-        """How many marks count as cached there."""
+        """Number of marks that count as cached there."""
         return len(self._cached) + len(self._sent)
 
     def saved_tokens(self, marks: Marks) -> int:

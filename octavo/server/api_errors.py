@@ -25,7 +25,7 @@ _MESSAGE = "the replica that wrote this answer died"
 
 
 class ErrorDetail(msgspec.Struct, kw_only=True):
-    """What went wrong: a sentence, its kind, the field it is about, and a code for programs."""
+    """An error: a sentence, its kind, the field it is about, and a code for programs."""
 
     message: str
     type: str

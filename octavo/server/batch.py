@@ -55,7 +55,7 @@ class BatchRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class BatchResponse(Struct, kw_only=True):
-    """What a server would have answered."""
+    """The answer that a server would have given."""
 
     status_code: int
     request_id: str
@@ -63,7 +63,7 @@ class BatchResponse(Struct, kw_only=True):
 
 
 class BatchError(Struct, kw_only=True):
-    """Why a line has no response: a code for programs, a sentence, and the line's number in the input."""
+    """The error of a line: a code for programs, a sentence, and the line's number in the input."""
 
     code: str
     message: str

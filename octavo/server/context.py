@@ -1,4 +1,4 @@
-"""What all endpoints share: the engine, the options, a pool for slow work, counters."""
+"""State shared by all endpoints: the engine, the options, a pool for slow work, counters."""
 
 import functools
 import importlib
@@ -46,7 +46,7 @@ _POOL_THREADS = 4
 
 
 class Context:
-    """What the endpoints of one server share.
+    """State shared by the endpoints of one server.
 
     Attributes:
         loop: runs the engine.
@@ -111,7 +111,7 @@ class Context:
 
     @property
     def materials(self) -> Materials:
-        """What is needed to read prompts. Raises as `engine` does."""
+        """Everything that is needed to read prompts. Raises as `engine` does."""
         return Materials(self.model, Prompts(self.engine.prompts), self._formats, self.defaults)
 
     @property

@@ -1,4 +1,4 @@
-"""What `octavo serve` settles before a model is loaded: its address, its certificate and its log."""
+"""Prepares a server before its model is loaded: checks its address and certificate, sets up its log."""
 
 import json
 import logging

@@ -131,7 +131,7 @@ async def _answer(connection: socket.socket, tls: ssl.SSLContext | None) -> None
 
 
 class Child:
-    """What a forked process knows about its parent. Without a parent, reports go nowhere.
+    """A forked process's connection to its parent. Without a parent, reports go nowhere.
 
     Attributes:
         num_restarts: children before this one.

@@ -35,7 +35,7 @@ class ChatText:
 
     @property
     def text(self) -> str:
-        """What the model is to read."""
+        """The text that the model reads."""
         return "".join(self.pieces)
 
     @property

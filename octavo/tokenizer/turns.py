@@ -36,7 +36,7 @@ Messages = list[dict[str, Any]]
 
 
 class Roles:
-    """What turns one chat template shows.
+    """Knows which turns a chat template shows.
 
     Args:
         source: the template.
@@ -119,7 +119,7 @@ class Roles:
 
 @dataclass(frozen=True, slots=True)
 class _Lost:
-    """What a template leaves out, as indices of messages: whole turns, and calls of tools."""
+    """Messages that a template leaves out, by index: whole turns, and calls of tools."""
 
     turns: tuple[int, ...] = ()
     calls: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""What a model folder or a GGUF file says about a tokenizer, read from a folder in Hugging Face's layout."""
+"""Vocabularies of tokenizers, and how they are read from a folder in Hugging Face's layout."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

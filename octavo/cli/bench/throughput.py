@@ -17,7 +17,7 @@ from octavo.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """What a run of the workload measured.
+    """Measurements of one run of the workload.
 
     Attributes:
         duration_s: from the first request's submission to the last token.

@@ -45,7 +45,7 @@ def history_path() -> Path:
 
 
 class FileHistory(History):
-    """What was typed before, one JSON string a line, the newest last; at most MAX_TEXTS and a megabyte.
+    """Earlier input, one JSON string a line, the newest last; at most MAX_TEXTS and a megabyte.
 
     Raises:
         OSError: the file cannot be read or written, or is a link, a folder or another user's.

@@ -38,7 +38,7 @@ Written = TypeVar("Written")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What every part of an answer needs."""
+    """Data for every part of an answer."""
 
     id: str
     created: int

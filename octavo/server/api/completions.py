@@ -37,7 +37,7 @@ from octavo.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What every part of an answer needs.
+    """Data for every part of an answer.
 
     Attributes:
         echoes: the prompts' texts if they are to be repeated, else None.

@@ -25,7 +25,7 @@ _FAR_TOO_LONG_TO_TRUNCATE = 4
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How prompts are read.
+    """Options for reading prompts.
 
     Attributes:
         add_special_tokens: add BOS and EOS where the model was trained with them; None: the default of this

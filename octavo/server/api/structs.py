@@ -68,7 +68,7 @@ class ToolCall(Struct, kw_only=True):
 
 
 class ToolCallDelta(Struct, kw_only=True):
-    """What is new in a call; the first delta has its id and its name."""
+    """The new part of a call; the first delta has its id and its name."""
 
     index: int
     function: CalledFunction
@@ -77,7 +77,7 @@ class ToolCallDelta(Struct, kw_only=True):
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a stream carries beside text."""
+    """Parts of a stream beside its text."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -95,14 +95,14 @@ class JsonSchema(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ResponseFormat(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What the answer must be, by OpenAI's form."""
+    """The required form of the answer, as OpenAI writes it."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What the answer must be, by vLLM's form; exactly one is set."""
+    """The required form of the answer, as vLLM writes it; exactly one field is set."""
 
     json: JsonObject | str | None = None
     json_object: bool | None = None
@@ -112,7 +112,7 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class SamplingFields(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What requests for completions and for chats have in common. None is the default everywhere."""
+    """Fields common to requests for completions and for chats. None is the default everywhere."""
 
     model: str | None = None
     n: int | None = None
@@ -274,7 +274,7 @@ class ChatCompletion(Struct, kw_only=True):
 
 
 class Delta(Struct, kw_only=True):
-    """What is new in an answer."""
+    """The new part of an answer."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -283,7 +283,7 @@ class Delta(Struct, kw_only=True):
 
 
 class ChunkChoice(Struct, kw_only=True):
-    """What is new in one of n answers."""
+    """The new part of one of n answers."""
 
     index: int
     delta: Delta

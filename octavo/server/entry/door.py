@@ -1,4 +1,4 @@
-"""Who may come in: checked before a byte of a body is read, by a server and by the front of replicas."""
+"""Admits requests before a byte of their bodies is read, in a server and in the front of replicas."""
 
 import hashlib
 import hmac

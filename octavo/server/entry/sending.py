@@ -1,4 +1,4 @@
-"""How an answer is sent: with the headers that every answer has, whole or in pieces made meanwhile."""
+"""Sends an answer: with the headers that every answer has, whole or in pieces made meanwhile."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping

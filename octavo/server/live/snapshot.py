@@ -28,7 +28,7 @@ _Key = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was seen between two steps.
+    """A view of the engine between two steps.
 
     Attributes:
         stats: counters.
@@ -132,7 +132,7 @@ class Buckets(msgspec.Struct):
 
 
 class Snapshot(msgspec.Struct, omit_defaults=True):
-    """What the page shows; without an engine, only the state.
+    """The contents of the page; without an engine, only the state.
 
     Attributes:
         state: as EngineLoop.state.

@@ -1,4 +1,4 @@
-"""What a loop has counted: latencies in histograms of fixed size, outcomes, and the engine's own counters."""
+"""The counters of a loop: latencies in histograms of fixed size, outcomes, and the engine's own counters."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -32,7 +32,7 @@ class HistogramSnapshot:
 
     @property
     def count(self) -> int:
-        """How many values were observed."""
+        """Number of observed values."""
         return sum(self.counts)
 
     def quantile(self, share: float) -> float | None:
@@ -133,7 +133,7 @@ def _of_tokens() -> Histogram:
 
 @dataclass(slots=True)
 class Finished:
-    """What is counted of requests that ended, and of steps. The engine's thread writes."""
+    """Counts of requests that ended, and of steps. The engine's thread writes them."""
 
     reasons: Counter[str] = field(default_factory=Counter)
     num_prompt_tokens: int = 0

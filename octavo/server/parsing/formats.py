@@ -113,7 +113,7 @@ def _refuse(what: str, got: object) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class HarmonyUse:
-    """Which parts of harmony are read.
+    """The parts of harmony that are read.
 
     Attributes:
         harmony: the model's special tokens.
@@ -128,7 +128,7 @@ class HarmonyUse:
 
 @dataclass(frozen=True, slots=True)
 class ModelFormats:
-    """What a model writes.
+    """The formats that a model writes.
 
     Attributes:
         calls: the format of its tool calls; None: unknown, or harmony.

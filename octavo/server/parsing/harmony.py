@@ -112,7 +112,7 @@ class Header:
 
     @property
     def text(self) -> str:
-        """All of it, as it was written."""
+        """The whole header, as it was written."""
         return "".join(self._written)
 
     @property

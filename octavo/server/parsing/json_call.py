@@ -30,7 +30,7 @@ _SPACE = " \t\r\n"
 _VALUE, _ITEM, _KEY, _FIRST_KEY = '"{[', '"{[]', '"', '"}'
 _OPENED = {"{": (_FIRST_KEY, "}"), "[": (_ITEM, "]")}
 MAX_CALL_DEPTH = MAX_DEPTH - 4
-"""How deep a call's object may nest: its message, list and function come on top when it is sent back."""
+"""Greatest depth of a call's object: its message, list and function come on top when it is sent back."""
 
 # Control characters cannot stand in strings.
 _IN_STRING = re.compile(r'["\\\x00-\x1f]')

@@ -1,4 +1,4 @@
-"""What readers of a model's text yield, how they look for markers, and what they know of one call."""
+"""Pieces that readers of a model's text yield, the search for markers, and the state of one call."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -88,5 +88,5 @@ class CallBody:
 
     @property
     def kind_of_rest(self) -> Literal["content", "broken"]:
-        """How everything since its marker counts if it never becomes a call."""
+        """The kind of everything since its marker if it never becomes a call."""
         return "broken" if self._is_announced else "content"

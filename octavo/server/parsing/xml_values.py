@@ -14,7 +14,7 @@ TOOL_CALL, END_TOOL_CALL = "<tool_call>", "</tool_call>"
 FUNCTION, END_FUNCTION = "<function=", "</function>"
 PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
 INNER_TAGS = (PARAMETER, END_PARAMETER, END_FUNCTION)
-"""What stands inside a call."""
+"""The tags inside a call."""
 
 _OUTER_TAGS = (TOOL_CALL, END_TOOL_CALL, FUNCTION, END_FUNCTION)
 _PARAMETER = re.compile(r"(<function=[^<>\n]{1,256}>\s*)?<parameter=([^<>\n]{1,256})>")
@@ -56,7 +56,7 @@ def lacks_its_end(value: str, key: str, keys: Set[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ValueKind:
-    """What a parameter's schema says about its values.
+    """The types and strings that a parameter's schema allows.
 
     Attributes:
         types: the allowed ones; None: any.

@@ -26,7 +26,7 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 class Outline(Struct, kw_only=True):
-    """What a process needs to know about the model; it is sent once."""
+    """The description of the model that a child needs; it is sent once."""
 
     model: str
     vocabulary: Vocabulary | None

@@ -25,7 +25,7 @@ _SHORT_CHARS = 256
 
 @dataclass(frozen=True, slots=True)
 class Materials:
-    """What is needed to know about the model to read bodies.
+    """Everything about the model that is needed to read bodies.
 
     Attributes:
         model: the name that clients give.

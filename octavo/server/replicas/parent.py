@@ -112,7 +112,7 @@ def _num_cores() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What a forked process has to do.
+    """The role of a forked process.
 
     Attributes:
         sockets: [N] unix sockets of the replicas.

@@ -48,7 +48,7 @@ class ToolUseBlock(Block, tag="tool_use"):
 
 
 class ToolResultBlock(Block, tag="tool_result"):
-    """What a call returned."""
+    """The result of a call."""
 
     tool_use_id: str
     content: str | list[JsonObject] = ""
@@ -81,7 +81,7 @@ class ToolParam(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ToolChoiceParam(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which tools may or must be called."""
+    """The choice of tools that may or must be called."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -158,7 +158,7 @@ class Message(Struct, kw_only=True):
 
 
 class MessagesError(Struct, kw_only=True):
-    """What went wrong: its kind, and a sentence."""
+    """An error: its kind, and a sentence."""
 
     type: str
     message: str

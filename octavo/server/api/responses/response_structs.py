@@ -16,7 +16,7 @@ from octavo.server.api.structs import (
 
 
 class TextFormat(Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """What the answer must be. All schemas are strict."""
+    """The required form of the answer. All schemas are strict."""
 
     type: Literal["text", "json_object", "json_schema"]
     schema: JsonObject | bool | None = None
@@ -107,7 +107,7 @@ class ReasoningText(Struct, kw_only=True):
 
 
 class ReasoningItem(Struct, kw_only=True, tag_field="type", tag="reasoning"):
-    """What came before an answer."""
+    """The reasoning before an answer."""
 
     id: str
     status: str
