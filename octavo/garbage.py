@@ -64,7 +64,7 @@ def no_full_collections() -> Iterator[None]:
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Keep Python from collecting by itself."""
+    """Keep Python's collector off."""
     was_enabled = gc.isenabled()
     try:
         gc.disable()

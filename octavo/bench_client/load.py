@@ -39,7 +39,7 @@ class Load:
     Attributes:
         answers: the answers to all requests, in the order of their times.
         duration_s: from the start to the end of the last one.
-        peak_concurrency: most requests that were under way at a time.
+        peak_concurrency: most requests that were in flight at a time.
         lags_s: how late the client's event loop woke up, every 20 ms.
         cpu_share: share of one core that the client took.
     """
@@ -81,7 +81,7 @@ class _Run:
     def __init__(self, client: Client, max_concurrency: int | None) -> None:
         self._client = client
         self._places = asyncio.Semaphore(max_concurrency) if max_concurrency else None
-        self._num_under_way = 0
+        self._num_in_flight = 0
         self._load = Load([])
 
     async def run(self, prompts: Sequence[Prompt], times: Sequence[float], begun: float) -> Load:
@@ -114,12 +114,12 @@ class _Run:
             await self._send_now(prompt, answer)
 
     async def _send_now(self, prompt: Prompt, answer: Answer) -> None:
-        self._num_under_way += 1
-        self._load.peak_concurrency = max(self._load.peak_concurrency, self._num_under_way)
+        self._num_in_flight += 1
+        self._load.peak_concurrency = max(self._load.peak_concurrency, self._num_in_flight)
         try:
             await self._client.send(prompt, answer)
         finally:
-            self._num_under_way -= 1
+            self._num_in_flight -= 1
 
     async def _watch(self) -> None:
         while True:

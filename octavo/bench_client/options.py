@@ -33,7 +33,7 @@ class LoadOptions:
         request_rate: requests per second; infinite: none waits for its time.
         burstiness: shape of the gamma distribution of the gaps between requests: 1 for a Poisson process,
             less for bursts, more for an even pace.
-        max_concurrency: requests under way at a time; later ones wait for a place. Default: any number.
+        max_concurrency: requests in flight at a time; later ones wait for a place. Default: any number.
         processes: processes of the client; requests take them in turns, and each has its part of
             max_concurrency.
         ignore_eos: have the server generate all output_len tokens; not every server knows it.
@@ -85,7 +85,7 @@ class LoadOptions:
             _at_least("max_concurrency", self.max_concurrency, 1)
         most = min(self.num_prompts, self.max_concurrency or self.num_prompts)
         if not 1 <= self.processes <= most:
-            why = "at most one for each request under way"
+            why = "at most one for each request in flight"
             raise ConfigError(f"processes must be in [1, {most}], {why}, got {self.processes}")
         for name in ("input_len", "output_len"):
             lengths = getattr(self, name)

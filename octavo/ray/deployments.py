@@ -38,7 +38,7 @@ Headers = list[tuple[bytes, bytes]]
 Parts = tuple[dict[str, Any], bytes, Marks]
 _REPORT_S = 1.0
 _MAX_ONGOING = 4096
-# Requests under way for each replica, at which autoscaling starts another one.
+# Requests in flight for each replica, at which autoscaling starts another one.
 _TARGET_ONGOING = 32
 # A replica that is ended loses its cache.
 _KEEP_S = 600.0

@@ -55,9 +55,9 @@ class Replica:
     def load_tokens(self) -> float:
         """Pending prefill, plus a fixed cost for each request in flight, those of other routers included."""
         report = self.report
-        told = 0 if report is None else report.num_running + report.num_waiting
+        num_reported = 0 if report is None else report.num_running + report.num_waiting
         # The reported number includes requests from this router that have arrived.
-        num_requests = told if told > self.num_open else self.num_open
+        num_requests = max(num_reported, self.num_open)
         return self.open_prefill_tokens + self._weights.request_tokens * num_requests
 
     @property
@@ -166,8 +166,8 @@ class Fleet:
 def num_tokens_of(marks: Marks, replicas: Iterable[Replica]) -> int:
     """Estimate the length of a prompt from the bytes per token that replicas report."""
     reports = [replica.report for replica in replicas if replica.report is not None]
-    told = [report.bytes_per_token for report in reports if report.bytes_per_token]
-    return int(marks.num_bytes / (sum(told) / len(told) if told else _BYTES_PER_TOKEN))
+    rates = [report.bytes_per_token for report in reports if report.bytes_per_token]
+    return int(marks.num_bytes / (sum(rates) / len(rates) if rates else _BYTES_PER_TOKEN))
 
 
 def _longest(digests: Sequence[bytes], known: Container[bytes]) -> int:

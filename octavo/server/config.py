@@ -20,7 +20,7 @@ ReasoningParser = Literal["auto", "none", "think", "harmony", "response_template
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerConfig:
-    """Where the server listens, who may call it, and how much it takes.
+    """Options of the server: where it listens, who may call it, and how much it takes.
 
     Attributes:
         host: address to bind. The default is reached from this machine only.

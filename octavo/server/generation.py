@@ -14,7 +14,7 @@ from octavo.server.loop.output_stream import Stream
 
 
 class Generation:
-    """The prompts of one HTTP request under way.
+    """The prompts of one HTTP request in flight.
 
     Attributes:
         prompts: their ids.

@@ -121,7 +121,7 @@ class Trace:
 
         Args:
             status: the answer's status; 499 if the client left.
-            request_id: as the client was told.
+            request_id: the one that the client got.
         """
         from opentelemetry.trace import StatusCode
 

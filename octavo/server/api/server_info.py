@@ -20,7 +20,7 @@ class Health(msgspec.Struct):
 
     Attributes:
         status: loading, restarting (loading again, after the engine died), ready, draining, stalled or dead.
-        seconds_since_progress: how long the step under way has taken; 0 when there is nothing to do.
+        seconds_since_progress: how long the current step has taken; 0 when there is nothing to do.
     """
 
     status: str

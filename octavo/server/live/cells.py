@@ -76,7 +76,7 @@ def _split(part: Part, at: int) -> Part:
 
 
 class Cells(msgspec.Struct, kw_only=True):
-    """Cells of the pool, one behind the other.
+    """Cells of the pool, one after the other.
 
     Attributes:
         runs: (cells, readers, part): cells in a row that are alike. Readers: -1 free, 0 cached. Part: an
@@ -113,7 +113,7 @@ def cells_of(states: list[int], step: int, parts: list[Part], described: list[De
         states: of blocks 0, step, 2 step, ... as BlockPool.states returns them.
         step: blocks for each cell.
         parts: [P] of all block tables.
-        described: [P] what is told of each.
+        described: [P] the description of each.
     """
     part_of = [-1] * len(states)
     for index, part in enumerate(parts):

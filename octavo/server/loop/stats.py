@@ -18,7 +18,7 @@ PREEMPTIONS = (0.0, *(float(1 << power) for power in range(7)))
 
 @dataclass(frozen=True, slots=True)
 class HistogramSnapshot:
-    """Observations by size.
+    """Observations, counted by size.
 
     Attributes:
         bounds: upper bounds of the buckets, inclusive, ascending; one more bucket has no bound.

@@ -85,7 +85,7 @@ class Worker:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """End the thread after the step under way; leave it behind if that takes longer than the timeout."""
+        """End the thread after the current step; leave it behind if that takes longer than the timeout."""
         self._is_stopped = True
         self._notify()
         if self._thread.ident is not None:

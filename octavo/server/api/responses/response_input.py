@@ -134,7 +134,7 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> No
 
 
 def _turn(messages: list[dict[str, Any]], *, calls: bool = False) -> dict[str, Any]:
-    """Return the assistant's message that is under way, or a new one. Calls come last in it."""
+    """Return the assistant's unfinished message, or a new one. Calls come last in it."""
     last = messages[-1] if messages else {"role": None}
     is_under_way = last["role"] == "assistant" and (calls or last.keys() <= {"role", "reasoning_content"})
     if not is_under_way:

@@ -23,7 +23,7 @@ class OutputWriter:
     """Builds the items of /v1/responses from the pieces of an answer.
 
     Attributes:
-        items: so far; the last one may be under way.
+        items: those so far; the last one may be unfinished.
     """
 
     def __init__(self, new_call_id: Callable[[], str], *, parallel: bool) -> None:
