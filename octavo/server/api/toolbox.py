@@ -1,4 +1,4 @@
-"""The tools of a chat: what it may call, how its answer is held to that, and how the answer is divided."""
+"""The tools of a chat: what it may call, how its answer is constrained, and how the answer is divided."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -134,7 +134,7 @@ def toolbox_of(fields: ChatRequest, formats: ModelFormats, structured: Structure
 def read_prompt(
     prompts: Prompts, fields: ChatRequest, formats: ModelFormats, reading: Reading, params: SamplingParams
 ) -> tuple[TokenIds, Toolbox, SamplingParams]:
-    """Render and tokenize a conversation with its tools; hold the answer to what is asked. May take long.
+    """Render and tokenize a conversation with its tools; constrain the answer to them. This may take long.
 
     Raises:
         ChatTemplateError: no template, or it refuses the messages.
@@ -193,8 +193,8 @@ def _shown_tool(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": shown}
 
 
-def constrained_params(box: "Toolbox", params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
-    """Return parameters whose grammar says what a chat's tools and its form of content ask for.
+def constrained_params(box: Toolbox, params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
+    """Return parameters with a grammar for what a chat's tools and its form of content ask for.
 
     Raises:
         ApiError: the schemas are too large, or the model's format cannot express one.
@@ -227,7 +227,7 @@ def _check_content(content: StructuredOutput) -> None:
         raise ApiError(400, f"{content.kind} cannot be used: {error}", param=content.kind) from error
 
 
-def _constrained_functions(box: "Toolbox", *, has_form: bool) -> list[ConstrainedFunction]:
+def _constrained_functions(box: Toolbox, *, has_form: bool) -> list[ConstrainedFunction]:
     """Return the functions that a grammar must know; none: no grammar constrains calls."""
     if box.must_call or has_form:
         return list(box.functions)
@@ -236,7 +236,7 @@ def _constrained_functions(box: "Toolbox", *, has_form: bool) -> list[Constraine
 
 
 def _grammar(
-    box: "Toolbox",
+    box: Toolbox,
     writer: GrammarWriter,
     functions: list[ConstrainedFunction],
     content: StructuredOutput | None,

@@ -76,9 +76,8 @@ def _chat(materials: Materials, task: Task) -> ReadChat:
     prompt, box, constrained = read_prompt(
         materials.prompts, chat, materials.formats, reading_of(chat), found.params
     )
-    fields = msgspec.json.encode(needed(found.fields))
     return ReadChat(
-        fields=fields,
+        fields=msgspec.json.encode(needed(found.fields)),
         chat=needed(chat),
         params=found.params,
         constrained_params=constrained,
