@@ -1,4 +1,4 @@
-"""Checks that nobody else could have written a file that is trusted, by the descriptor that is read.
+"""Checks, on the descriptor that is read, that nobody else could have written a trusted file.
 
 A file is the user's own if it belongs to the user or to root, and nobody else may write to it. Links to a
 file that a user hands over are followed if they are the user's own, too: anybody may make one in /tmp.

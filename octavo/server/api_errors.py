@@ -21,7 +21,7 @@ from octavo.errors import (
 
 _FIELD = re.compile(r"[a-z][a-z0-9_]*")
 EVENT_END = b"\n\n"
-_MESSAGE = "the replica that wrote this answer died"
+_REPLICA_DIED = "the replica that wrote this answer died"
 
 
 class ErrorDetail(msgspec.Struct, kw_only=True):
@@ -133,10 +133,10 @@ def _named_field(message: str) -> str | None:
 def broken_stream_event(path: str) -> bytes:
     """Return the last event of a stream whose replica died, in the form of the API at `path`."""
     if path.startswith("/v1/responses"):
-        detail = {"type": "error", "sequence_number": 0, "code": "replica_died", "message": _MESSAGE}
+        detail = {"type": "error", "sequence_number": 0, "code": "replica_died", "message": _REPLICA_DIED}
         return b"event: error\ndata: " + msgspec.json.encode({**detail, "param": None}) + EVENT_END
     if path.startswith("/v1/messages"):
-        gone = {"type": "error", "error": {"type": "api_error", "message": _MESSAGE}}
+        gone = {"type": "error", "error": {"type": "api_error", "message": _REPLICA_DIED}}
         return b"event: error\ndata: " + msgspec.json.encode(gone) + EVENT_END
-    error = ApiError(500, _MESSAGE, type="server_error", code="replica_died")
+    error = ApiError(500, _REPLICA_DIED, type="server_error", code="replica_died")
     return b"data: " + error.body + EVENT_END + b"data: [DONE]" + EVENT_END
