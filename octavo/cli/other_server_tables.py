@@ -301,4 +301,4 @@ TABLES: Mapping[str, tuple[Row, ...]] = {
     "Ollama's Modelfile": tuple(_rows(_MODELFILE)),
     "command": COMMANDS,
 }
-"""The tables of docs/coming-from-a-server.md, by the heading of their first column."""
+"""The lists of docs/coming-from-a-server.md, by the name of what they list."""

@@ -1,6 +1,7 @@
 """Messages about options and commands that Octavo does not have."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from textwrap import wrap
 
 from cyclopts import App, CycloptsError, UnknownCommandError, UnknownOptionError
 
@@ -21,17 +22,35 @@ def explained(error: CycloptsError, root: App) -> str:
 
 
 def table(heading: str) -> list[str]:
-    """Return a table of docs/coming-from-a-server.md, as lines of Markdown."""
-    lines = [f"| {heading} | Octavo | |", "|---|---|---|"]
-    for row in TABLES[heading]:
-        theirs, ours = ("`, `".join(names.split()) for names in (row.names, row.ours))
-        if heading == "command":
-            ours = row.ours
-        elif row.ours == row.names:
-            ours = "the same"
-        named = f"`{ours}`" if ours and ours != "the same" else ours or "none"
-        lines.append(f"| `{theirs}` | {named} | {row.note} |")
+    """Return a list of docs/coming-from-a-server.md, in lines of Markdown: first what has a counterpart."""
+    rows = TABLES[heading]
+    equal = [row for row in rows if row.ours == row.names and not row.note]
+    lines = [line for row in rows if row.ours and row not in equal for line in _counterpart(row, heading)]
+    if equal:
+        lines += _wrapped(f"- {_all_names(equal)}: unchanged")
+    lines += ["", "No counterpart:", ""]
+    for reason in dict.fromkeys(row.note for row in rows if not row.ours):
+        lacking = [row for row in rows if not row.ours and row.note == reason]
+        lines += _wrapped(f"- {_all_names(lacking)}: {reason}")
     return lines
+
+
+def _counterpart(row: Row, heading: str) -> list[str]:
+    ours = f"`{row.ours}`" if heading == "command" else _quoted(row.ours)
+    named = "the same" if row.ours == row.names else ours
+    return _wrapped(f"- {_quoted(row.names)}: {'; '.join(filter(None, (named, row.note)))}")
+
+
+def _all_names(rows: Iterable[Row]) -> str:
+    return _quoted(" ".join(row.names for row in rows))
+
+
+def _quoted(names: str) -> str:
+    return ", ".join(f"`{name}`" for name in names.split())
+
+
+def _wrapped(text: str) -> list[str]:
+    return wrap(text, 120, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _option(typed: str, error: UnknownOptionError, root: App) -> str:
