@@ -22,7 +22,7 @@ from torch import Tensor
 from octavo.attention import AttentionMetadata, KVCache, LayerCache
 from octavo.attention.float8 import FLOAT8, read_rows
 from octavo.attention.gpu_paged import attend_with_map, plan_step
-from octavo.attention.options import ScoreOptions
+from octavo.attention.score_options import ScoreOptions
 
 Attend = Callable[[], Tensor]
 

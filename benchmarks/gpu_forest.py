@@ -27,11 +27,11 @@ from support.gpu_timing import copy_rate, graph_seconds, matrix_rate
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, DeviceForest, KVCache
-from octavo.attention.choice import attend_fat_nodes
 from octavo.attention.gpu_paged import attend_with_map
-from octavo.attention.options import ScoreOptions
+from octavo.attention.implementations import attend_fat_nodes
+from octavo.attention.score_options import ScoreOptions
+from octavo.attention.tilings.portable import TileShape
 from octavo.attention.triton.nodes import attend_thin_nodes, node_call
-from octavo.attention.triton.shapes import TileShape
 from octavo.attention.triton.step_map import plan_step
 
 # Keys and values that one replay reads at least, several times the L2 cache.

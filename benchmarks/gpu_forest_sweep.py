@@ -15,8 +15,8 @@ import torch
 from gpu_forest import check, make_batch, octavo_forest, seconds_per_layer
 from support.forest_workloads import GOALS, HEAD_DIM, Workload
 
-from octavo.attention.hopper.shapes import DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE, NODE_SHAPE
-from octavo.attention.triton.shapes import TileShape, fat_shape, thin_shape
+from octavo.attention.tilings.hopper import DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE, NODE_SHAPE
+from octavo.attention.tilings.portable import TileShape, fat_shape, thin_shape
 
 GROWING = (Workload("256 x (4096 + 256) 16/8", ((1, 4096), (256, 256)), 16, 8),)
 

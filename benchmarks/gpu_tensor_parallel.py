@@ -30,7 +30,7 @@ from support.gpu_timing import copy_bandwidth, graph_samples, matrix_flops
 from support.gpu_workloads import WORKLOADS, run_figures
 
 from octavo.layers.norm import RMSNorm
-from octavo.parallel.choice import choose_way
+from octavo.parallel.all_reduce import choose_way
 from octavo.parallel.handle import TensorParallel
 
 _SUM_BYTES = tuple(2**power for power in range(11, 25))

@@ -1,8 +1,8 @@
 """Paged attention: how a block is read and written. Knows nothing of requests; usable alone."""
 
 from octavo.attention.cache import KVCache, LayerCache
-from octavo.attention.choice import available_impls
 from octavo.attention.forest_attention import forest_attention
+from octavo.attention.implementations import available_impls
 from octavo.attention.interface import paged_attention, paged_attention_with_lse, store_kv
 from octavo.attention.merge import merge
 from octavo.attention.metadata import AttentionMetadata

@@ -11,9 +11,9 @@ from octavo.attention.cache import LayerCache
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.lengths import check_capacity
 from octavo.attention.metadata import AttentionMetadata
-from octavo.attention.options import ScoreOptions
 from octavo.attention.plan.device_forest import DeviceForest
 from octavo.attention.plan.host_plan import ForestPlan
+from octavo.attention.score_options import ScoreOptions
 from octavo.errors import InvalidArgumentError
 
 _FLOAT8_INPUTS = (torch.float32, torch.bfloat16, torch.float16)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from octavo.attention.cache import LayerCache
 from octavo.attention.checks import check_forward_only
-from octavo.attention.choice import choose_impl
+from octavo.attention.implementations import choose_impl
 from octavo.attention.interface import paged_attention
 from octavo.attention.lengths import check_lengths
 from octavo.attention.metadata import AttentionMetadata

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from octavo.attention import choice
+from octavo.attention import implementations as choice
 from octavo.attention.cache import LayerCache
 from octavo.attention.checks import check_shared, check_work
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.merge import add_sinks
 from octavo.attention.metadata import AttentionMetadata
-from octavo.attention.options import ScoreOptions
-from octavo.attention.triton.shapes import ONE_BLOCK
+from octavo.attention.score_options import ScoreOptions
+from octavo.attention.tilings.portable import ONE_BLOCK
 from octavo.errors import InvalidArgumentError
 from octavo.kernels.device import triton_unsupported_reason
 
 if TYPE_CHECKING:
-    from octavo.attention.triton.arguments import Call
+    from octavo.attention.triton.kernel_call import Call
     from octavo.attention.triton.work import StepMap
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, FLOAT8)
@@ -89,7 +89,7 @@ def uniform_attention_with_lse(
 
     There are 1 to triton.shapes.MOST_UNIFORM sequences, and query_len is at least 1.
     """
-    from octavo.attention.triton import uniform
+    from octavo.attention.triton import uniform_map as uniform
 
     step_map, cu_seqlens_q = uniform.plan_uniform(
         seq_lens,
@@ -179,7 +179,8 @@ def _attend_with_sinks(
     q: Tensor, cache: LayerCache, metadata: AttentionMetadata, options: ScoreOptions, step_map: "StepMap"
 ) -> tuple[Tensor, Tensor]:
     """Attend in float32 and let the sinks join, so that results are rounded once."""
-    from octavo.attention.triton import arguments, sinks
+    from octavo.attention.triton import kernel_call as arguments
+    from octavo.attention.triton import sinks
 
     assert options.sinks is not None
     out, lse = _attend_with_map(q, cache, metadata, options, step_map, torch.float32)
@@ -197,7 +198,8 @@ def _attend_with_map(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """Attend without sinks; dtype: of the results."""
-    from octavo.attention.triton import arguments, nodes
+    from octavo.attention.triton import kernel_call as arguments
+    from octavo.attention.triton import nodes
 
     results = arguments.empty_results(q, cache.v.shape[3], dtype)
     forest = step_map.forest

@@ -4,9 +4,9 @@ from torch import Tensor
 
 from octavo.attention.cache import LayerCache
 from octavo.attention.checks import check_attention, check_num_splits, check_store
-from octavo.attention.choice import choose_for_call, implementation
+from octavo.attention.implementations import choose_for_call, implementation
 from octavo.attention.metadata import AttentionMetadata
-from octavo.attention.options import ScoreOptions
+from octavo.attention.score_options import ScoreOptions
 
 
 def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor, *, impl: str = "auto") -> None:

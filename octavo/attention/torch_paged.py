@@ -13,9 +13,9 @@ from octavo.attention.float8 import read_rows, scale_of, write_rows
 from octavo.attention.lengths import check_capacity
 from octavo.attention.merge import add_sinks
 from octavo.attention.metadata import AttentionMetadata
-from octavo.attention.options import ScoreOptions
 from octavo.attention.plan.host_plan import ForestPlan
 from octavo.attention.plan.ranges import concatenated_ranges
+from octavo.attention.score_options import ScoreOptions
 
 # Keys per piece of work, and the largest number of scores in memory at a time (float32: 16 MiB).
 _TILE_KEYS = 64

@@ -6,10 +6,10 @@ from torch import Tensor
 from octavo.attention import gpu_paged
 from octavo.attention.cache import LayerCache
 from octavo.attention.checks import check_attention, check_num_splits, check_uniform
-from octavo.attention.choice import choose_for_call, implementation
+from octavo.attention.implementations import choose_for_call, implementation
 from octavo.attention.metadata import AttentionMetadata
-from octavo.attention.options import ScoreOptions
-from octavo.attention.triton.shapes import MOST_UNIFORM
+from octavo.attention.score_options import ScoreOptions
+from octavo.attention.tilings.portable import MOST_UNIFORM
 
 
 def uniform_attention_with_lse(

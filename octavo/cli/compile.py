@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from octavo.attention.cpu.kernel import unsupported_reason
+from octavo.attention.cpu.c_calls import unsupported_reason
 from octavo.cli.loading import load
 from octavo.config import EngineConfig
 from octavo.engine.memory import gib

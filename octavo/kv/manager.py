@@ -5,10 +5,10 @@ from numbers import Integral
 
 from octavo.errors import InvalidArgumentError
 from octavo.kv.block_store import BlockStore
+from octavo.kv.cache_stats import KVStats
 from octavo.kv.invariants import check_pool, check_prefixes, check_sequences
 from octavo.kv.sequence_blocks import BlockHash, SequenceBlocks, hash_block
 from octavo.kv.slots import num_blocks_for
-from octavo.kv.stats import KVStats
 
 
 class KVCacheManager:

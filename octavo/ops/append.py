@@ -86,7 +86,7 @@ def append(
         return append_torch(queries, new, k_cache, v_cache, rotary), new.lengths_after()
     if debug.is_on():
         check_append(queries, new, k_cache, rotary)
-    from octavo.ops.triton import append as on_gpu
+    from octavo.ops.triton import append_kernel as on_gpu
 
     return on_gpu.append(queries, new, k_cache, v_cache, rotary)
 

@@ -15,18 +15,18 @@ from octavo.attention import (
     uniform_attention_with_lse,
 )
 from octavo.attention.checks import check_right, check_shared, check_work
-from octavo.attention.choice import choose_for_call
 from octavo.attention.float8 import FLOAT8
+from octavo.attention.implementations import choose_for_call
 from octavo.attention.merge import add_sinks
-from octavo.attention.options import ScoreOptions
-from octavo.attention.triton.shapes import MOST_UNIFORM
+from octavo.attention.score_options import ScoreOptions
+from octavo.attention.tilings.portable import MOST_UNIFORM
 from octavo.ops import on_cpu
 from octavo.ops.call import Call, Keys, Queries, RaggedQueries, Scores, contiguous, is_on_gpu, rows_of
 from octavo.ops.checks import debug
 
 
 def attend(call: Call) -> tuple[Tensor, Tensor]:
-    """Return (out [T, H, Dv] in the dtype of q, lse [T, H] float32); see octavo.ops.reference.
+    """Return (out [T, H, Dv] in the dtype of q, lse [T, H] float32); see octavo.ops.specification.
 
     Raises:
         InvalidArgumentError: (on a CPU, or on a GPU with OCTAVO_DEBUG=1) a length or block id is

@@ -13,7 +13,7 @@ from octavo.attention.checks import check_forward_only
 from octavo.ops.arguments import Window, read_window
 from octavo.ops.checks.refusals import check_shape, refuse_missing
 from octavo.ops.given import Attended, Lengths, News, Options, Places
-from octavo.ops.run import run_cached, shape_lse
+from octavo.ops.run_call import run_cached, shape_lse
 
 
 @overload

@@ -9,7 +9,7 @@ from octavo.errors import InvalidArgumentError
 from octavo.ops.arguments import Window, read_window
 from octavo.ops.checks.refusals import refuse
 from octavo.ops.given import Lengths, News, Options, Places, Plan
-from octavo.ops.run import run_cached, shape_lse
+from octavo.ops.run_call import run_cached, shape_lse
 
 
 @overload

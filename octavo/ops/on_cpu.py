@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from octavo.attention import ForestPlan, LayerCache
-from octavo.attention.cpu.kernel import attend_planned, plan_struct
-from octavo.attention.options import ScoreOptions
+from octavo.attention.cpu.c_calls import attend_planned, plan_struct
+from octavo.attention.score_options import ScoreOptions
 from octavo.ops.call import Call
 from octavo.ops.checks import debug
 

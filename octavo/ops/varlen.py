@@ -13,7 +13,7 @@ from octavo.ops.checks.refusals import (
     refuse_missing,
 )
 from octavo.ops.given import Attended, Lengths, Options, Plan
-from octavo.ops.run import run_ragged, shape_lse
+from octavo.ops.run_call import run_ragged, shape_lse
 
 
 @overload

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import ConfigError, UnsupportedModelError
-from octavo.parallel.choice import choose_way, describe, two_shot_bytes
+from octavo.parallel.all_reduce import choose_way, describe, two_shot_bytes
 from octavo.parallel.handle import PeerLostError, TensorParallel
 from octavo.parallel.shared_memory import SharedMemory, unsupported_reason
 

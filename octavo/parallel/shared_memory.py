@@ -17,7 +17,7 @@ import torch
 
 from octavo.kernels import driver
 from octavo.kernels.device import triton_unsupported_reason
-from octavo.parallel.choice import MAX_RANKS
+from octavo.parallel.all_reduce import MAX_RANKS
 
 MAX_PROGRAMS = 256
 """Most programs of a summing kernel. All must be resident on the GPU at once, as they wait for each other."""

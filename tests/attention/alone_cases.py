@@ -10,8 +10,8 @@ from octavo.attention import AttentionMetadata, KVCache
 from octavo.attention.float8 import FLOAT8, as_bytes
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.norm import HeadRMSNorm
-from octavo.layers.steps.operators import OperatorStep
-from octavo.layers.steps.triton import TritonStep
+from octavo.layers.steps.gpu_step import TritonStep
+from octavo.layers.steps.operator_step import OperatorStep
 
 
 @dataclass

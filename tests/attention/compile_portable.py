@@ -16,11 +16,14 @@ import triton.language as tl
 from compile_hopper import CACHE, VARYING, compile_kernel
 from triton.compiler import ASTSource
 
-from octavo.attention.step import alone
-from octavo.attention.step.token import Rotation
-from octavo.attention.triton import decode, prefill, store, uniform, units
-from octavo.attention.triton.arguments import Queries, Score, Shape
-from octavo.attention.triton.shapes import ONE_BLOCK, alone_shape, fat_shape, padded_head_dim, thin_shape
+from octavo.attention.step import fused_decode as alone
+from octavo.attention.step.fused_heads import Rotation
+from octavo.attention.tilings.portable import ONE_BLOCK, alone_shape, fat_shape, padded_head_dim, thin_shape
+from octavo.attention.triton import paged_decode as decode
+from octavo.attention.triton import paged_prefill as prefill
+from octavo.attention.triton import store, units
+from octavo.attention.triton import uniform_map as uniform
+from octavo.attention.triton.kernel_call import Queries, Score, Shape
 
 sys.path.append(str(Path(__file__).parents[1] / "ops"))
 

@@ -10,13 +10,13 @@ from test_triton_gpu import plain_torch
 from triton_cases import HAS_GPU, make_case, poisoned_memory, tl, to_device, triton
 
 from octavo.attention import KVCache, gpu_paged
-from octavo.attention.hopper import decode as hopper_decode
-from octavo.attention.hopper.shapes import FEW_LEAVES_SHAPE, LEAF_SHAPE
-from octavo.attention.options import ScoreOptions
-from octavo.attention.triton.arguments import make_call
+from octavo.attention.hopper import tma_decode as hopper_decode
+from octavo.attention.score_options import ScoreOptions
+from octavo.attention.tilings.hopper import FEW_LEAVES_SHAPE, LEAF_SHAPE
+from octavo.attention.triton.kernel_call import make_call
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.layer_options import LayerOptions
-from octavo.layers.steps.triton import TritonStep
+from octavo.layers.steps.gpu_step import TritonStep
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
 

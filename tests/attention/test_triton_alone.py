@@ -8,9 +8,9 @@ import triton_cases
 from alone_cases import AloneCase
 
 from octavo.attention.float8 import FLOAT8
-from octavo.attention.step import alone
+from octavo.attention.step import fused_decode as alone
 from octavo.kernels.launch import launch
-from octavo.layers.steps.triton import TritonStep
+from octavo.layers.steps.gpu_step import TritonStep
 
 pytestmark = pytest.mark.skipif(triton_cases.HAS_GPU, reason="test_triton_alone_gpu.py runs it on the GPU")
 
@@ -30,7 +30,7 @@ def num_splits(request, monkeypatch):
         return work
 
     monkeypatch.setattr(alone.AloneWork, "allocate", allocate_splits)
-    monkeypatch.setattr("octavo.layers.steps.triton.most_sequences", lambda *_: request.param)
+    monkeypatch.setattr("octavo.layers.steps.gpu_step.most_sequences", lambda *_: request.param)
     return request.param
 
 
@@ -141,7 +141,7 @@ def test_other_steps_have_other_kernels(change, monkeypatch):
     def never(*_):
         raise AssertionError("the kernel for one token")
 
-    monkeypatch.setattr("octavo.layers.steps.triton.attend_alone", never)
+    monkeypatch.setattr("octavo.layers.steps.gpu_step.attend_alone", never)
     dtype = torch.float16 if change == "deterministic" else torch.float32
     case = AloneCase(30, is_stored=False, dtype=dtype)
     metadata, rotations, qkv = case.metadata, torch.ones(2, 1, 8), case.qkv

@@ -9,7 +9,7 @@ from octavo.attention.float8 import FLOAT8
 from octavo.gemm.fused import product_of
 from octavo.gemm.table import choose_gemm
 from octavo.kernels import launch
-from octavo.layers.steps.triton import TritonStep
+from octavo.layers.steps.gpu_step import TritonStep
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,10 +7,11 @@ import torch
 from triton_cases import make_case, to_device
 
 from octavo.attention import KVCache
-from octavo.attention.hopper import caches, prefill
-from octavo.attention.options import ScoreOptions
-from octavo.attention.triton.arguments import constant, empty_results, make_call
-from octavo.attention.triton.shapes import TileShape
+from octavo.attention.hopper import caches
+from octavo.attention.hopper import tma_prefill as prefill
+from octavo.attention.score_options import ScoreOptions
+from octavo.attention.tilings.portable import TileShape
+from octavo.attention.triton.kernel_call import constant, empty_results, make_call
 from octavo.kernels.device import power_of_two
 
 TILE = TileShape(16, 32, 4, 2, 1)

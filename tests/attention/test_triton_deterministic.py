@@ -5,9 +5,9 @@ import torch
 from triton_cases import assert_close, make_case, poisoned_memory, to_device
 
 from octavo.attention import LayerCache, gpu_paged
-from octavo.attention.hopper import prefill as hopper_prefill
-from octavo.attention.options import ScoreOptions
-from octavo.attention.triton.arguments import empty_results, make_call
+from octavo.attention.hopper import tma_prefill as hopper_prefill
+from octavo.attention.score_options import ScoreOptions
+from octavo.attention.triton.kernel_call import empty_results, make_call
 from octavo.attention.triton.step_map import plan_step
 
 

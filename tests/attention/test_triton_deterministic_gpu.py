@@ -9,7 +9,7 @@ from test_triton_gpu import plain_torch
 from triton_cases import HAS_GPU, make_case, to_device
 
 from octavo.attention import AttentionMetadata, gpu_paged
-from octavo.attention.options import ScoreOptions
+from octavo.attention.score_options import ScoreOptions
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
 SEQ_LENS = [700, 64, 1, 333]

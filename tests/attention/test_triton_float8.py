@@ -9,7 +9,7 @@ from triton_cases import DEVICE, assert_close, poisoned_memory, run, to_device
 
 from octavo.attention import KVCache, LayerCache, gpu_paged
 from octavo.attention.float8 import FLOAT8
-from octavo.attention.options import ScoreOptions
+from octavo.attention.score_options import ScoreOptions
 from octavo.errors import InvalidArgumentError
 
 

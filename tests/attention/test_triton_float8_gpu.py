@@ -9,9 +9,9 @@ from triton_cases import HAS_GPU, call_of, run, to_device, triton
 
 from octavo.attention import LayerCache, gpu_paged
 from octavo.attention.float8 import FLOAT8
-from octavo.attention.hopper import prefill as hopper_prefill
-from octavo.attention.options import ScoreOptions
-from octavo.attention.triton.float8 import unpack
+from octavo.attention.hopper import tma_prefill as hopper_prefill
+from octavo.attention.score_options import ScoreOptions
+from octavo.attention.triton.float8_pairs import unpack
 
 tl = triton.language
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]

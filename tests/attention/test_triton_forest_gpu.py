@@ -7,9 +7,10 @@ import torch
 from test_triton_gpu import plain_torch
 from triton_cases import DEVICE, HAS_GPU, make_case, to_device
 
-from octavo.attention import DeviceForest, LayerCache, choice, gpu_paged
-from octavo.attention.hopper import prefill as hopper_prefill
-from octavo.attention.options import ScoreOptions
+from octavo.attention import DeviceForest, LayerCache, gpu_paged
+from octavo.attention import implementations as choice
+from octavo.attention.hopper import tma_prefill as hopper_prefill
+from octavo.attention.score_options import ScoreOptions
 from octavo.attention.triton import nodes as triton_nodes
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]

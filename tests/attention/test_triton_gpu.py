@@ -8,8 +8,8 @@ import torch
 from triton_cases import HAS_GPU, call_of, make_case, poisoned_memory, run, to_device
 
 from octavo.attention import AttentionMetadata, LayerCache, gpu_paged
-from octavo.attention.hopper import prefill as hopper_prefill
-from octavo.attention.options import ScoreOptions
+from octavo.attention.hopper import tma_prefill as hopper_prefill
+from octavo.attention.score_options import ScoreOptions
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
 

@@ -7,7 +7,7 @@ import torch
 from triton_cases import DEVICE, assert_close, check, make_case, poisoned_memory, run, to_device
 
 from octavo.attention import KVCache, gpu_paged
-from octavo.attention.options import ScoreOptions
+from octavo.attention.score_options import ScoreOptions
 from octavo.errors import InvalidArgumentError
 
 
@@ -133,7 +133,7 @@ def test_one_step_map_serves_many_layers():
 
 def test_parts_of_a_step_with_room_for_many_more_sequences(monkeypatch):
     """Units without tokens, as padded steps have, and rows of tiles that do not exist: the same bits."""
-    monkeypatch.setattr("octavo.attention.choice.num_multiprocessors", lambda device: 4)
+    monkeypatch.setattr("octavo.attention.implementations.num_multiprocessors", lambda device: 4)
     room = [0] * 24
     case = make_case([600, 300], [9, 70])
     padded = make_case([600, 300, *room], [9, 70, *room])

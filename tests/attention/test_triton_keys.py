@@ -9,7 +9,7 @@ from fewer import fewer
 from triton_cases import DEVICE, assert_close, check, make_case, poisoned_memory, run, to_device
 
 from octavo.attention import LayerCache, gpu_paged
-from octavo.attention.options import ScoreOptions
+from octavo.attention.score_options import ScoreOptions
 from octavo.errors import InvalidArgumentError
 
 QUERY_LENS = [[1, 1, 1], [3, 60, 90]]

@@ -7,10 +7,10 @@ import torch
 from triton_cases import DEVICE, HAS_GPU, make_case, poisoned_memory, run, to_device
 
 from octavo.attention import LayerCache, gpu_paged, store_kv, uniform_attention_with_lse
-from octavo.attention.hopper import decode as hopper_decode
-from octavo.attention.hopper import prefill as hopper_prefill
-from octavo.attention.options import ScoreOptions
-from octavo.attention.triton.arguments import empty_results, make_call
+from octavo.attention.hopper import tma_decode as hopper_decode
+from octavo.attention.hopper import tma_prefill as hopper_prefill
+from octavo.attention.score_options import ScoreOptions
+from octavo.attention.triton.kernel_call import empty_results, make_call
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
 

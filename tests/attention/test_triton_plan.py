@@ -6,10 +6,11 @@ import pytest
 import torch
 from triton_cases import DEVICE, make_case, poisoned_memory, tl, to_device, triton
 
-from octavo.attention import choice
-from octavo.attention.choice import decode_tile, prompt_tile
-from octavo.attention.hopper import shapes as hopper_shapes
-from octavo.attention.hopper.shapes import (
+from octavo.attention import implementations as choice
+from octavo.attention.implementations import decode_tile, prompt_tile
+from octavo.attention.score_options import ScoreOptions
+from octavo.attention.tilings import hopper as hopper_shapes
+from octavo.attention.tilings.hopper import (
     DECODE_SHAPE,
     FEW_LEAVES_SHAPE,
     LEAF_SHAPE,
@@ -17,11 +18,10 @@ from octavo.attention.hopper.shapes import (
     PROMPT_SHAPE,
     SHORT_SHAPE,
 )
-from octavo.attention.options import ScoreOptions
-from octavo.attention.triton.decode import partial_id
-from octavo.attention.triton.shapes import TileShape, fat_shape, thin_shape
+from octavo.attention.tilings.portable import TileShape, fat_shape, thin_shape
+from octavo.attention.triton.paged_decode import partial_id
 from octavo.attention.triton.step_map import plan_step
-from octavo.attention.triton.uniform import plan_uniform
+from octavo.attention.triton.uniform_map import plan_uniform
 
 
 def step_map(seq_lens, query_lens, **options):

@@ -10,8 +10,8 @@ from triton_cases import DEVICE, make_case, poisoned_memory, to_device
 
 from octavo.attention import gpu_paged, uniform_attention_with_lse
 from octavo.attention.metadata import AttentionMetadata
-from octavo.attention.options import ScoreOptions
-from octavo.attention.triton import uniform
+from octavo.attention.score_options import ScoreOptions
+from octavo.attention.triton import uniform_map as uniform
 from octavo.errors import InvalidArgumentError
 
 

@@ -10,9 +10,9 @@ from octavo.attention import (
     DeviceForest,
     gpu_paged,
 )
-from octavo.attention.options import ScoreOptions
+from octavo.attention.score_options import ScoreOptions
+from octavo.attention.tilings.portable import TileShape
 from octavo.attention.triton import step_map as triton_plan
-from octavo.attention.triton.shapes import TileShape
 
 THIN = TileShape(rows=16, keys=16, num_warps=4, num_stages=2, programs_per_multiprocessor=3)
 FAT = replace(THIN, rows=32, programs_per_multiprocessor=2)

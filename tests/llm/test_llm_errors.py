@@ -8,8 +8,8 @@ from llm_cases import GREEDY, PROMPTS, MakeLLM, ids
 from llm_helpers import assert_drained
 
 from octavo import LLM, SamplingParams
-from octavo.attention.choice import choose_impl
-from octavo.attention.cpu import kernel
+from octavo.attention.cpu import c_calls as kernel
+from octavo.attention.implementations import choose_impl
 from octavo.errors import (
     ChatTemplateError,
     ConfigError,

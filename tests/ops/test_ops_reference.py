@@ -6,7 +6,8 @@ from kvcache_cases import kvcache_case
 from ops_cases import Maker, dense_case, varlen_case
 from test_ops_matrix import check
 
-from octavo.ops import reference, run
+from octavo.ops import run_call as run
+from octavo.ops import specification as reference
 
 
 @pytest.mark.parametrize("kind", [kvcache_case, varlen_case, dense_case])

@@ -18,9 +18,9 @@ from test_ops_matrix import check
 from triton_cases import HAS_GPU
 
 from octavo.attention import AttentionMetadata, gpu_paged
-from octavo.attention.options import ScoreOptions
+from octavo.attention.score_options import ScoreOptions
 from octavo.ops import attend as attend_module
-from octavo.ops import run
+from octavo.ops import run_call as run
 from octavo.ops.append import NewKeys, Rotary
 from octavo.ops.call import Queries
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(HAS_GPU, reason="a GPU runs the matrix itself")
 @pytest.fixture
 def _on_triton(monkeypatch):
     """Send CPU tensors the way of a GPU's."""
-    from octavo.ops.triton.append import append
+    from octavo.ops.triton.append_kernel import append
 
     def attend(q, cache, metadata, *, num_splits, **options):
         options = ScoreOptions(**options)
@@ -98,7 +98,7 @@ class Append:
         self.cu_seqlens = None
 
     def run(self, lens, offsets=None):
-        from octavo.ops.triton.append import append
+        from octavo.ops.triton.append_kernel import append
 
         lens = torch.tensor(lens, dtype=torch.int32)
         length = 1 if self.cu_seqlens is None else 0
@@ -150,7 +150,7 @@ def test_append_reads_no_angle_beyond_the_table():
 
 def test_one_kernel_appends_any_number_of_tokens_to_any_table(monkeypatch):
     """Triton compiles another one where an integer is 1, and where it is a multiple of 16."""
-    from octavo.ops.triton import append as append_module
+    from octavo.ops.triton import append_kernel as append_module
 
     kinds = set()
 

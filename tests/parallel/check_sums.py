@@ -23,7 +23,7 @@ from torch import Tensor
 
 from octavo.layers.norm import RMSNorm
 from octavo.parallel import TensorParallel
-from octavo.parallel.choice import choose_way
+from octavo.parallel.all_reduce import choose_way
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SIZES = tuple(2**power for power in range(11, 26))

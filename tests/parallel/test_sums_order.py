@@ -11,7 +11,7 @@ from torch import Tensor
 
 from octavo.errors import ConfigError
 from octavo.parallel import TensorParallel, connect_gloo, nccl
-from octavo.parallel.choice import MAX_RANKS, choose_way, one_shot_bytes, two_shot_bytes
+from octavo.parallel.all_reduce import MAX_RANKS, choose_way, one_shot_bytes, two_shot_bytes
 from octavo.parallel.shared_memory import HALF_BYTES
 
 WIDTH = 48

@@ -12,9 +12,9 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from octavo.attention.hopper import shapes
 from octavo.attention.hopper.pipe import Places
-from octavo.attention.triton.arguments import Call
+from octavo.attention.tilings import hopper as shapes
+from octavo.attention.triton.kernel_call import Call
 
 _Sizes = tuple[int, ...]
 _DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}

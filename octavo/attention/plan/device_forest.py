@@ -5,10 +5,10 @@ from math import lcm
 import numpy as np
 import torch
 
-from octavo.attention.choice import node_tiles
+from octavo.attention.implementations import node_tiles
 from octavo.attention.plan.node_plan import NodeCapacity, NodePlan, NodeTiling
 from octavo.attention.plan.prefix_forest import Costs
-from octavo.attention.triton.shapes import TileShape, padded_head_dim, thin_shape
+from octavo.attention.tilings.portable import TileShape, padded_head_dim, thin_shape
 from octavo.errors import InvalidArgumentError
 from octavo.kernels.device import num_multiprocessors
 

@@ -17,10 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.attention.cache import LayerCache
-from octavo.attention.options import ScoreOptions
 from octavo.attention.plan.device_forest import DeviceForest
-from octavo.attention.triton.arguments import Call, make_call
-from octavo.attention.triton.shapes import TileShape, padded_head_dim
+from octavo.attention.score_options import ScoreOptions
+from octavo.attention.tilings.portable import TileShape, padded_head_dim
+from octavo.attention.triton.kernel_call import Call, make_call
 from octavo.attention.triton.tiles import (
     LN_2,
     LOG2_E,

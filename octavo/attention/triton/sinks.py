@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.attention.triton.shapes import padded_head_dim
+from octavo.attention.tilings.portable import padded_head_dim
 from octavo.attention.triton.tiles import LN_2, LOG2_E
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from octavo.attention.metadata import AttentionMetadata
-from octavo.attention.options import ScoreOptions
-from octavo.attention.triton.shapes import TileShape
-from octavo.attention.triton.tilings import Layers
+from octavo.attention.score_options import ScoreOptions
+from octavo.attention.tilings.portable import TileShape
+from octavo.attention.tilings.step_tiles import Layers
 from octavo.attention.triton.units import RECORD, list_units_kernel, schedule_kernel
 from octavo.attention.triton.work import FatWork, StepMap, ThinWork
 from octavo.kernels.device import num_multiprocessors, power_of_two

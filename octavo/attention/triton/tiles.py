@@ -12,8 +12,8 @@ Scores are in units of log 2, so that exp2, the hardware's exponential, needs no
 import triton
 import triton.language as tl
 
-from octavo.attention.triton import arguments as triton_arguments
-from octavo.attention.triton.float8 import (
+from octavo.attention.triton import kernel_call as triton_arguments
+from octavo.attention.triton.float8_pairs import (
     add_values,
     join_values,
     key_products,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention.plan.device_forest import DeviceForest
-from octavo.attention.triton.shapes import TileShape, padded_head_dim
+from octavo.attention.tilings.portable import TileShape, padded_head_dim
 
 
 @dataclass(frozen=True, slots=True)

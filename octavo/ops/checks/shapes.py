@@ -7,7 +7,7 @@ from torch import Tensor
 
 from octavo.attention.checks import check_num_splits, check_writable
 from octavo.attention.float8 import FLOAT8
-from octavo.attention.options import ScoreOptions
+from octavo.attention.score_options import ScoreOptions
 from octavo.errors import InvalidArgumentError
 from octavo.ops.checks.refusals import (
     check_device,

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from octavo.parallel import shared_memory
-from octavo.parallel.choice import MAX_RANKS
+from octavo.parallel.all_reduce import MAX_RANKS
 
 _FLAG_BYTES = tl.constexpr(shared_memory.FLAG_BYTES)
 _HALF_BYTES = tl.constexpr(shared_memory.HALF_BYTES)

@@ -39,16 +39,16 @@ from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.attention.hopper import caches
-from octavo.attention.hopper import queries as query_tiles
+from octavo.attention.hopper import prefill_queries as query_tiles
 from octavo.attention.hopper.alternate import open_turns
 from octavo.attention.hopper.items import Work, item_of, key_tiles, record_of
 from octavo.attention.hopper.pipe import Source, fetch_tiles, make_pipe
-from octavo.attention.hopper.queries import HALF, Gather, fetch_queries
-from octavo.attention.hopper.shapes import NODE_SHAPE, PROMPT_SHAPE, SHORT_SHAPE, attended_tile
-from octavo.attention.hopper.tiles import attend_item, pass_item
+from octavo.attention.hopper.prefill_queries import HALF, Gather, fetch_queries
+from octavo.attention.hopper.prefill_tiles import attend_item, pass_item
 from octavo.attention.plan.device_forest import DeviceForest
-from octavo.attention.triton.arguments import Call
-from octavo.attention.triton.shapes import TileShape
+from octavo.attention.tilings.hopper import NODE_SHAPE, PROMPT_SHAPE, SHORT_SHAPE, attended_tile
+from octavo.attention.tilings.portable import TileShape
+from octavo.attention.triton.kernel_call import Call
 from octavo.attention.triton.work import FatWork
 from octavo.kernels.device import num_multiprocessors
 from octavo.kernels.launch import launch

@@ -27,7 +27,13 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup
 from octavo.attention.hopper.alternate import begin_products, end_products
 from octavo.attention.hopper.items import key_tiles
 from octavo.attention.hopper.pipe import clear_outside
-from octavo.attention.hopper.queries import HALF, fetch_queries, query_rows, store_results, wait_for_queries
+from octavo.attention.hopper.prefill_queries import (
+    HALF,
+    fetch_queries,
+    query_rows,
+    store_results,
+    wait_for_queries,
+)
 from octavo.attention.hopper.weights import pack, unpack
 
 

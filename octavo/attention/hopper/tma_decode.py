@@ -35,12 +35,12 @@ from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.attention.hopper import caches
+from octavo.attention.hopper.decode_runs import fetch, holds_newest_key, look_ahead, next_piece, plan_run
 from octavo.attention.hopper.pieces import Run, merge_pieces, partial_id
 from octavo.attention.hopper.pipe import make_pipe
-from octavo.attention.hopper.runs import fetch, holds_newest_key, look_ahead, next_piece, plan_run
-from octavo.attention.hopper.shapes import DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE
 from octavo.attention.metadata import AttentionMetadata
-from octavo.attention.triton.arguments import Call
+from octavo.attention.tilings.hopper import DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE
+from octavo.attention.triton.kernel_call import Call
 from octavo.attention.triton.tiles import LN_2
 from octavo.attention.triton.units import RECORD
 from octavo.attention.triton.work import ThinWork

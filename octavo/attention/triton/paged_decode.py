@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from octavo.attention.metadata import AttentionMetadata
-from octavo.attention.triton.arguments import Call
+from octavo.attention.triton.kernel_call import Call
 from octavo.attention.triton.tiles import (
     attend_tiles,
     clear_tokens,

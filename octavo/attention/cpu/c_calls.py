@@ -13,8 +13,8 @@ from octavo.attention.cache import LayerCache
 from octavo.attention.checks import bad_block, bad_slot
 from octavo.attention.merge import add_sinks
 from octavo.attention.metadata import AttentionMetadata
-from octavo.attention.options import ScoreOptions, shift_positions
 from octavo.attention.plan.host_plan import ForestPlan
+from octavo.attention.score_options import ScoreOptions, shift_positions
 from octavo.attention.torch_paged import host_plan
 from octavo.errors import EngineError, InvalidArgumentError, OctavoError, OutOfMemoryError
 from octavo.kernels.c.compile import TOOLS, KernelUnavailableError, Library, load_library
@@ -23,7 +23,7 @@ _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 _FOLDER = Path(__file__).parent
 ATTENTION = Library(
     "attention",
-    (_FOLDER / "kernel.c", _FOLDER / "store.c"),
+    (_FOLDER / "attend.c", _FOLDER / "store.c"),
     (*TOOLS, *(_FOLDER / name for name in ("calls.h", "few.c", "plan.c", "tile.c", "wide.c"))),
 )
 _OK, _NO_MEMORY, _BAD_SIZES, _BAD_SCORES, _BAD_BLOCK, _BAD_ROW = range(6)

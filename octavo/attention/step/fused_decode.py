@@ -25,13 +25,13 @@ from torch import Tensor
 
 from octavo.attention.cache import LayerCache
 from octavo.attention.metadata import AttentionMetadata
-from octavo.attention.options import ScoreOptions
+from octavo.attention.score_options import ScoreOptions
+from octavo.attention.step.fused_heads import Rotation, load_weights, rotate, store_row
 from octavo.attention.step.rotate_store import join_pairs
 from octavo.attention.step.share import find_piece
-from octavo.attention.step.token import Rotation, load_weights, rotate, store_row
-from octavo.attention.triton import float8
-from octavo.attention.triton.arguments import empty_results, make_call
-from octavo.attention.triton.shapes import TileShape, alone_shape, padded_head_dim
+from octavo.attention.tilings.portable import TileShape, alone_shape, padded_head_dim
+from octavo.attention.triton import float8_pairs as float8
+from octavo.attention.triton.kernel_call import empty_results, make_call
 from octavo.attention.triton.tiles import (
     LOG2_E,
     attend_tiles,

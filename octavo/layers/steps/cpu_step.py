@@ -12,8 +12,8 @@ from torch import Tensor
 
 from octavo.attention.cache import KVCache
 from octavo.attention.checks import bad_slot, check_plan
-from octavo.attention.choice import choose_impl
-from octavo.attention.cpu.kernel import AttendCall, StoreCall, check_status, kernel_library, plan_struct
+from octavo.attention.cpu.c_calls import AttendCall, StoreCall, check_status, kernel_library, plan_struct
+from octavo.attention.implementations import choose_impl
 from octavo.attention.lengths import check_capacity
 from octavo.attention.merge import add_sinks
 from octavo.attention.metadata import AttentionMetadata

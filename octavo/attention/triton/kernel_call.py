@@ -13,8 +13,8 @@ from torch import Tensor
 
 from octavo.attention.cache import LayerCache
 from octavo.attention.float8 import FLOAT8
-from octavo.attention.options import ScoreOptions
-from octavo.attention.triton.shapes import ONE_BLOCK, TileShape, padded_head_dim
+from octavo.attention.score_options import ScoreOptions
+from octavo.attention.tilings.portable import ONE_BLOCK, TileShape, padded_head_dim
 from octavo.kernels.launch import varying
 
 LOG2_E = 1.4426950408889634

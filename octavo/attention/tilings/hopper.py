@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-from octavo.attention.triton.shapes import TileShape
+from octavo.attention.tilings.portable import TileShape
 from octavo.kernels.device import num_multiprocessors, nvidia_generation
 
 DECODE_SHAPE = TileShape(16, 32, 1, 3, 4, 255)

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo.attention.choice import decode_tile, prompt_tile, whole_unit_programs
 from octavo.attention.float8 import FLOAT8
-from octavo.attention.triton import shapes
-from octavo.attention.triton.shapes import TileShape, padded_head_dim
+from octavo.attention.implementations import decode_tile, prompt_tile, whole_unit_programs
+from octavo.attention.tilings import portable as shapes
+from octavo.attention.tilings.portable import TileShape, padded_head_dim
 
 # Splitting a fat unit into parts with fewer keys would cost more than it saves.
 _MIN_SPLIT_KEYS = 512

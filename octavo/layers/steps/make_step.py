@@ -3,10 +3,10 @@
 import torch
 
 from octavo.attention import AttentionMetadata, KVCache
-from octavo.attention.choice import choose_impl
+from octavo.attention.implementations import choose_impl
 from octavo.errors import ConfigError
-from octavo.layers.steps import cpu
-from octavo.layers.steps.operators import AttentionStep, OperatorStep
+from octavo.layers.steps import cpu_step as cpu
+from octavo.layers.steps.operator_step import AttentionStep, OperatorStep
 
 
 def make_step(
@@ -34,7 +34,7 @@ def make_step(
     if not deterministic and cpu.unsupported_reason(kv_cache, impl, dtype) is None:
         return cpu.CpuStep(kv_cache, metadata, num_heads=num_heads)
     if choose_impl(impl, kv_cache.data.device.type, kv_cache.data.dtype, dtype) == "triton":
-        from octavo.layers.steps.triton import TritonStep
+        from octavo.layers.steps.gpu_step import TritonStep
 
         return TritonStep(kv_cache, metadata, num_heads=num_heads, deterministic=deterministic)
     if deterministic:

@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from octavo.attention.hopper.items import item_of, record_of
-from octavo.attention.triton.arguments import Call
+from octavo.attention.triton.kernel_call import Call
 from octavo.attention.triton.tiles import LN_2
 
 # Query rows of a warpgroup.

@@ -56,7 +56,7 @@ def octavo_attention(
         query: [B, H, Sq, D].
         key: [B, KH, Sk, D], the cache's keys with the new ones behind them.
         value: [B, KH, Sk, Dv].
-        attention_mask: What octavo.hf.masks.octavo_mask returned.
+        attention_mask: What octavo.hf.attention_masks.octavo_mask returned.
         scaling: Factor of q.k; None: D ** -0.5.
         dropout: Must be 0.
         sliding_window: Keys a query sees with its own, and as many after it unless causal; None: all.

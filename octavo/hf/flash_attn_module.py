@@ -14,7 +14,7 @@ from typing import Any
 
 from octavo.errors import InvalidArgumentError
 from octavo.hf import flash_attn_3, padding
-from octavo.hf.rotary import apply_rotary_emb
+from octavo.hf.rotary_tables import apply_rotary_emb
 
 # The releases whose signatures are followed.
 _VERSIONS = {2: ("flash-attn", "flash_attn", "2.8.3"), 3: ("flash-attn-3", "flash_attn_interface", "3.0.0")}

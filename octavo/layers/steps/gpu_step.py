@@ -5,14 +5,14 @@ from torch import Tensor
 from octavo.attention import AttentionMetadata, KVCache
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.gpu_paged import attend_with_map, plan_step
-from octavo.attention.options import ScoreOptions
-from octavo.attention.step.alone import AloneWork, attend_alone, most_sequences
+from octavo.attention.score_options import ScoreOptions
+from octavo.attention.step.fused_decode import AloneWork, attend_alone, most_sequences
 from octavo.attention.step.rotate_store import rotate_and_store
 from octavo.attention.step.rotations import rotation_table
 from octavo.attention.triton.work import StepMap
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.rotary import Rotary
-from octavo.layers.steps import dense
+from octavo.layers.steps import cudnn_prompt as dense
 
 
 class TritonStep:

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from octavo.attention.triton.arguments import Call
+from octavo.attention.triton.kernel_call import Call
 from octavo.attention.triton.tiles import (
     attend_tiles,
     empty_state,

@@ -20,17 +20,17 @@ import torch
 from torch import Tensor
 
 from octavo.attention.float8 import FLOAT8
-from octavo.attention.hopper import shapes as hopper
-from octavo.attention.triton.shapes import TileShape, node_shape, padded_head_dim, thin_shape
+from octavo.attention.tilings import hopper
+from octavo.attention.tilings.portable import TileShape, node_shape, padded_head_dim, thin_shape
 from octavo.errors import ConfigError, suggest
 from octavo.kernels.device import num_multiprocessors
 
 if TYPE_CHECKING:
     from octavo.attention.cache import LayerCache
     from octavo.attention.metadata import AttentionMetadata
-    from octavo.attention.options import ScoreOptions
     from octavo.attention.plan.device_forest import DeviceForest
-    from octavo.attention.triton.arguments import Call
+    from octavo.attention.score_options import ScoreOptions
+    from octavo.attention.triton.kernel_call import Call
     from octavo.attention.triton.work import FatWork, ThinWork
 
 logger = logging.getLogger("octavo.attention")
@@ -55,7 +55,7 @@ def implementation(impl: str) -> Implementation:
     """Return the implementation of a name in IMPLS."""
     # Imported here to avoid a cycle: metadata imports DeviceForest, which imports this file.
     from octavo.attention import gpu_paged, reference, torch_paged
-    from octavo.attention.cpu import kernel
+    from octavo.attention.cpu import c_calls as kernel
 
     module = {"c": kernel, "triton": gpu_paged, "torch": torch_paged, "reference": reference}[impl]
     return Implementation(module.store_kv, module.paged_attention_with_lse)
@@ -66,7 +66,7 @@ def unsupported_reason(
 ) -> str | None:
     """Return why an implementation cannot run, or None if it can; arguments as for choose_impl."""
     if impl == "c":
-        from octavo.attention.cpu import kernel
+        from octavo.attention.cpu import c_calls as kernel
 
         return kernel.unsupported_reason(device_type, dtype, query_dtype)
     if impl == "triton":
@@ -126,7 +126,7 @@ def choose_for_call(
     chosen = choose_impl(impl, cache.k.device.type, cache.k.dtype, query_dtype)
     if chosen != "c":
         return chosen
-    from octavo.attention.cpu import kernel
+    from octavo.attention.cpu import c_calls as kernel
 
     reason = kernel.call_unsupported_reason(cache, options)
     if reason is None:
@@ -231,8 +231,8 @@ def whole_unit_programs(
 
 def attend_thin(call: "Call", metadata: "AttentionMetadata", work: "ThinWork", *, early: bool) -> None:
     """Launch the decode kernel; see triton.decode.attend_thin."""
-    from octavo.attention.hopper import decode as on_hopper
-    from octavo.attention.triton import decode as portable
+    from octavo.attention.hopper import tma_decode as on_hopper
+    from octavo.attention.triton import paged_decode as portable
 
     kernel = on_hopper if on_hopper.unsupported_reason(call, work) is None else portable
     kernel.attend_thin(call, metadata, work, early=early)
@@ -240,8 +240,8 @@ def attend_thin(call: "Call", metadata: "AttentionMetadata", work: "ThinWork", *
 
 def attend_fat(call: "Call", work: "FatWork") -> None:
     """Launch the prefill kernel; see triton.prefill.attend_fat."""
-    from octavo.attention.hopper import prefill as on_hopper
-    from octavo.attention.triton import prefill as portable
+    from octavo.attention.hopper import tma_prefill as on_hopper
+    from octavo.attention.triton import paged_prefill as portable
 
     kernel = on_hopper if on_hopper.unsupported_reason(call, work) is None else portable
     kernel.attend_fat(call, work)
@@ -249,7 +249,7 @@ def attend_fat(call: "Call", work: "FatWork") -> None:
 
 def attend_fat_nodes(call: "Call", forest: "DeviceForest", *, decodes: bool) -> None:
     """Launch the kernel for shared nodes with many query tokens; see triton.nodes.attend_fat_nodes."""
-    from octavo.attention.hopper import prefill as on_hopper
+    from octavo.attention.hopper import tma_prefill as on_hopper
     from octavo.attention.triton import nodes as portable
 
     kernel = on_hopper if on_hopper.nodes_unsupported_reason(call, forest) is None else portable
