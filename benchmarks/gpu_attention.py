@@ -20,7 +20,7 @@ from support.gpu_timing import copy_rate, graph_seconds, matrix_rate
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, KVCache, LayerCache
-from octavo.attention.float8 import FLOAT8, read_rows
+from octavo.attention.cache import FLOAT8, read_rows
 from octavo.attention.gpu_paged import attend_with_map, plan_step
 from octavo.attention.score_options import ScoreOptions
 

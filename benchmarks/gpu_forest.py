@@ -27,8 +27,7 @@ from support.gpu_timing import copy_rate, graph_seconds, matrix_rate
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, DeviceForest, KVCache
-from octavo.attention.gpu_paged import attend_with_map
-from octavo.attention.implementations import attend_fat_nodes
+from octavo.attention.gpu_paged import attend_fat_nodes, attend_with_map
 from octavo.attention.score_options import ScoreOptions
 from octavo.attention.tilings.portable import TileShape
 from octavo.attention.triton.nodes import attend_thin_nodes, node_call

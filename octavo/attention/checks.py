@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from octavo.attention.cache import LayerCache
-from octavo.attention.float8 import FLOAT8
+from octavo.attention.cache import FLOAT8, LayerCache
 from octavo.attention.lengths import check_capacity
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.plan.device_forest import DeviceForest

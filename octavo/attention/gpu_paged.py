@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from octavo.attention import implementations as choice
-from octavo.attention.cache import LayerCache
+from octavo.attention.cache import FLOAT8, LayerCache
 from octavo.attention.checks import check_shared, check_work
-from octavo.attention.float8 import FLOAT8
 from octavo.attention.merge import add_sinks
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.score_options import ScoreOptions
@@ -20,6 +18,7 @@ from octavo.errors import InvalidArgumentError
 from octavo.kernels.device import triton_unsupported_reason
 
 if TYPE_CHECKING:
+    from octavo.attention.plan.device_forest import DeviceForest
     from octavo.attention.triton.kernel_call import Call
     from octavo.attention.triton.work import StepMap
 
@@ -217,7 +216,7 @@ def _attend_with_map(
     leaves = arguments.make_call(
         q, cache, positions, metadata.block_table, options, leaf_results, one_block=one_block
     )
-    choice.attend_fat_nodes(node_call, forest, decodes=metadata.max_query_len == 1)
+    attend_fat_nodes(node_call, forest, decodes=metadata.max_query_len == 1)
     _attend_units(leaves, metadata, step_map, early=True)
     if forest.has_thin_units:
         # Launched after the leaves: every step has leaves, but many have no thin nodes.
@@ -263,11 +262,26 @@ def _block_size(cache: LayerCache, metadata: AttentionMetadata) -> int:
 
 
 def _attend_units(call: "Call", metadata: AttentionMetadata, step_map: "StepMap", *, early: bool) -> None:
-    """Attend the units of the map; early: see triton.decode.attend_thin."""
+    """Attend the units of the map; early: see triton.paged_decode.attend_thin."""
+    from octavo.attention.hopper import tma_decode, tma_prefill
+    from octavo.attention.triton import paged_decode, paged_prefill
+
     if not step_map.covers_all:
         call.queries.out.zero_()
         call.queries.lse.fill_(-torch.inf)
-    if step_map.thin is not None:
-        choice.attend_thin(call, metadata, step_map.thin, early=early)
-    if step_map.fat is not None:
-        choice.attend_fat(call, step_map.fat)
+    thin, fat = step_map.thin, step_map.fat
+    if thin is not None:
+        decode = tma_decode if tma_decode.unsupported_reason(call, thin) is None else paged_decode
+        decode.attend_thin(call, metadata, thin, early=early)
+    if fat is not None:
+        prefill = tma_prefill if tma_prefill.unsupported_reason(call, fat) is None else paged_prefill
+        prefill.attend_fat(call, fat)
+
+
+def attend_fat_nodes(call: "Call", forest: "DeviceForest", *, decodes: bool) -> None:
+    """Attend the shared nodes with many query tokens; see triton.nodes.attend_fat_nodes."""
+    from octavo.attention.hopper import tma_prefill
+    from octavo.attention.triton import nodes
+
+    kernel = tma_prefill if tma_prefill.nodes_unsupported_reason(call, forest) is None else nodes
+    kernel.attend_fat_nodes(call, forest, decodes=decodes)

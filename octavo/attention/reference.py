@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 
-from octavo.attention.cache import LayerCache
+from octavo.attention.cache import LayerCache, read_rows, scale_of, write_rows
 from octavo.attention.checks import check_blocks, check_slots
-from octavo.attention.float8 import read_rows, scale_of, write_rows
 from octavo.attention.lengths import check_capacity
 from octavo.attention.merge import add_sinks
 from octavo.attention.metadata import AttentionMetadata

@@ -7,9 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.attention.cache import LayerCache
+from octavo.attention.cache import LayerCache, read_rows, scale_of, write_rows
 from octavo.attention.checks import check_blocks, check_plan, check_right, check_slots, check_work
-from octavo.attention.float8 import read_rows, scale_of, write_rows
 from octavo.attention.lengths import check_capacity
 from octavo.attention.merge import add_sinks
 from octavo.attention.metadata import AttentionMetadata

@@ -3,7 +3,8 @@
 import torch
 
 from octavo.errors import InvalidArgumentError
-from octavo.ops.append import Rotary, rotate
+from octavo.ops.append import rotate
+from octavo.ops.call import Rotary
 
 
 def apply_rotary_emb(

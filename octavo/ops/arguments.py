@@ -10,9 +10,8 @@ from torch import Tensor
 
 from octavo.attention import DeviceForest, ForestPlan
 from octavo.errors import InvalidArgumentError
-from octavo.ops.call import Scores
+from octavo.ops.call import Options, Plan, Scores
 from octavo.ops.checks import debug
-from octavo.ops.given import Options, Plan
 
 Window = Sequence[int] | Tensor | None
 _LARGEST = torch.iinfo(torch.int32).max

@@ -14,8 +14,8 @@ from octavo.attention import (
     paged_attention_with_lse,
     uniform_attention_with_lse,
 )
+from octavo.attention.cache import FLOAT8
 from octavo.attention.checks import check_right, check_shared, check_work
-from octavo.attention.float8 import FLOAT8
 from octavo.attention.implementations import choose_for_call
 from octavo.attention.merge import add_sinks
 from octavo.attention.score_options import ScoreOptions

@@ -11,8 +11,7 @@ from octavo.attention.checks import check_forward_only
 from octavo.errors import InvalidArgumentError
 from octavo.ops import append as eager_append
 from octavo.ops import attend as eager_attend
-from octavo.ops.append import NewKeys, Rotary
-from octavo.ops.call import Call, Keys, Queries, Scores
+from octavo.ops.call import Call, Keys, NewKeys, Queries, Rotary, Scores
 
 
 @torch.library.custom_op("octavo::append", mutates_args=("k_cache", "v_cache"))

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from octavo.attention.checks import check_forward_only
 from octavo.ops.arguments import Window, read_window
+from octavo.ops.call import Attended, Lengths, News, Options, Places
 from octavo.ops.checks.refusals import check_shape, refuse_missing
-from octavo.ops.given import Attended, Lengths, News, Options, Places
 from octavo.ops.run_call import run_cached, shape_lse
 
 

@@ -7,8 +7,8 @@ from torch import Tensor
 from octavo.attention.checks import check_forward_only
 from octavo.errors import InvalidArgumentError
 from octavo.ops.arguments import Window, read_window
+from octavo.ops.call import Lengths, News, Options, Places, Plan
 from octavo.ops.checks.refusals import refuse
-from octavo.ops.given import Lengths, News, Options, Places, Plan
 from octavo.ops.run_call import run_cached, shape_lse
 
 

@@ -5,10 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from octavo.attention.float8 import FLOAT8
+from octavo.attention.cache import FLOAT8
 from octavo.errors import InvalidArgumentError
 from octavo.kernels.repeat import Groups, tensors_in
-from octavo.ops.append import NewKeys, Rotary
 from octavo.ops.arguments import (
     check_maximum,
     check_plan,
@@ -19,12 +18,24 @@ from octavo.ops.arguments import (
     make_table,
 )
 from octavo.ops.attend import check_plan_fits
-from octavo.ops.call import Call, Keys, Queries, is_on_gpu
+from octavo.ops.call import (
+    Caches,
+    Call,
+    Keys,
+    Lengths,
+    NewKeys,
+    News,
+    Options,
+    Places,
+    Plan,
+    Queries,
+    Rotary,
+    is_on_gpu,
+)
 from octavo.ops.checks import debug
 from octavo.ops.checks.shapes import check_cached, check_ragged
 from octavo.ops.checks.signature import Alike
 from octavo.ops.custom_ops import append, attend
-from octavo.ops.given import Caches, Lengths, News, Options, Places, Plan
 
 
 def run_cached(

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from octavo.attention.float8 import FLOAT8, read_rows
+from octavo.attention.cache import FLOAT8, read_rows
 from octavo.attention.merge import add_sinks
 from octavo.ops.call import Call, Keys, Scores
 

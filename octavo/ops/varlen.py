@@ -6,13 +6,13 @@ from torch import Tensor
 
 from octavo.attention.checks import check_forward_only, check_writable
 from octavo.ops.arguments import Window, check_maximum, read_window
+from octavo.ops.call import Attended, Lengths, Options, Plan
 from octavo.ops.checks.refusals import (
     check_device,
     check_dtype,
     check_shape,
     refuse_missing,
 )
-from octavo.ops.given import Attended, Lengths, Options, Plan
 from octavo.ops.run_call import run_ragged, shape_lse
 
 

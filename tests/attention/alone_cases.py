@@ -7,7 +7,7 @@ import triton_cases  # noqa: F401  (chooses where kernels run, before they are m
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, KVCache
-from octavo.attention.float8 import FLOAT8, as_bytes
+from octavo.attention.cache import FLOAT8, as_bytes
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.norm import HeadRMSNorm
 from octavo.layers.steps.gpu_step import TritonStep

@@ -7,7 +7,7 @@ import torch
 import triton_cases
 from alone_cases import AloneCase
 
-from octavo.attention.float8 import FLOAT8
+from octavo.attention.cache import FLOAT8
 from octavo.attention.step import fused_decode as alone
 from octavo.kernels.launch import launch
 from octavo.layers.steps.gpu_step import TritonStep

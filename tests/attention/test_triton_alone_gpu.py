@@ -5,7 +5,7 @@ import torch
 from alone_cases import AloneCase
 from overlaps import check_overlap
 
-from octavo.attention.float8 import FLOAT8
+from octavo.attention.cache import FLOAT8
 from octavo.gemm.fused import product_of
 from octavo.gemm.table import choose_gemm
 from octavo.kernels import launch

@@ -8,7 +8,7 @@ from attention_cases import make_float8_case
 from triton_cases import HAS_GPU, call_of, run, to_device, triton
 
 from octavo.attention import LayerCache, gpu_paged
-from octavo.attention.float8 import FLOAT8
+from octavo.attention.cache import FLOAT8
 from octavo.attention.hopper import tma_prefill as hopper_prefill
 from octavo.attention.score_options import ScoreOptions
 from octavo.attention.triton.float8_pairs import unpack

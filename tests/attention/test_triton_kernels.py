@@ -133,7 +133,7 @@ def test_one_step_map_serves_many_layers():
 
 def test_parts_of_a_step_with_room_for_many_more_sequences(monkeypatch):
     """Units without tokens, as padded steps have, and rows of tiles that do not exist: the same bits."""
-    monkeypatch.setattr("octavo.attention.implementations.num_multiprocessors", lambda device: 4)
+    monkeypatch.setattr("octavo.attention.tilings.step_tiles.num_multiprocessors", lambda device: 4)
     room = [0] * 24
     case = make_case([600, 300], [9, 70])
     padded = make_case([600, 300, *room], [9, 70, *room])

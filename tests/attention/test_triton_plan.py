@@ -6,10 +6,9 @@ import pytest
 import torch
 from triton_cases import DEVICE, make_case, poisoned_memory, tl, to_device, triton
 
-from octavo.attention import implementations as choice
-from octavo.attention.implementations import decode_tile, prompt_tile
 from octavo.attention.score_options import ScoreOptions
 from octavo.attention.tilings import hopper as hopper_shapes
+from octavo.attention.tilings import step_tiles
 from octavo.attention.tilings.hopper import (
     DECODE_SHAPE,
     FEW_LEAVES_SHAPE,
@@ -19,6 +18,7 @@ from octavo.attention.tilings.hopper import (
     SHORT_SHAPE,
 )
 from octavo.attention.tilings.portable import TileShape, fat_shape, thin_shape
+from octavo.attention.tilings.step_tiles import decode_tile, prompt_tile
 from octavo.attention.triton.paged_decode import partial_id
 from octavo.attention.triton.step_map import plan_step
 from octavo.attention.triton.uniform_map import plan_uniform
@@ -202,7 +202,7 @@ def test_units_are_small_only_where_they_are_left_whole(monkeypatch, query_len, 
     """By either planner; parts of a few units' keys are for the portable kernel, in its own tiling."""
     monkeypatch.setattr(hopper_shapes, "nvidia_generation", lambda device: 9)
     monkeypatch.setattr(hopper_shapes, "unsupported_reason", hopper_shapes.unsupported_reason.__wrapped__)
-    for module in (choice, hopper_shapes):
+    for module in (step_tiles, hopper_shapes):
         monkeypatch.setattr(module, "num_multiprocessors", lambda device: 132)
     case = to_device(make_case([5000], [query_len], heads=16, kv_heads=8, head_dim=128, block_size=64))
     metadata = case.metadata

@@ -21,8 +21,7 @@ from octavo.attention import AttentionMetadata, gpu_paged
 from octavo.attention.score_options import ScoreOptions
 from octavo.ops import attend as attend_module
 from octavo.ops import run_call as run
-from octavo.ops.append import NewKeys, Rotary
-from octavo.ops.call import Queries
+from octavo.ops.call import NewKeys, Queries, Rotary
 
 pytestmark = pytest.mark.skipif(HAS_GPU, reason="a GPU runs the matrix itself")
 

@@ -5,10 +5,10 @@ from math import lcm
 import numpy as np
 import torch
 
-from octavo.attention.implementations import node_tiles
 from octavo.attention.plan.node_plan import NodeCapacity, NodePlan, NodeTiling
 from octavo.attention.plan.prefix_forest import Costs
 from octavo.attention.tilings.portable import TileShape, padded_head_dim, thin_shape
+from octavo.attention.tilings.step_tiles import node_tiles
 from octavo.errors import InvalidArgumentError
 from octavo.kernels.device import num_multiprocessors
 
@@ -53,7 +53,7 @@ class DeviceForest:
 
     Attributes:
         thin_shape: tiling of nodes with few query tokens; fat_tile() is that of nodes with many.
-        has_thin_units: whether a plan can have thin units; see choice.node_tiles.
+        has_thin_units: whether a plan can have thin units; see node_tiles.
         block_size: tokens in a block.
         num_thin_units, num_fat_units: [1] int32 each, of the plan.
         thin_units, fat_units: [max_units, 8] int32 records, see NodePlan.

@@ -11,8 +11,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from octavo.attention.cache import LayerCache
-from octavo.attention.float8 import FLOAT8
+from octavo.attention.cache import FLOAT8, LayerCache
 from octavo.attention.score_options import ScoreOptions
 from octavo.attention.tilings.portable import ONE_BLOCK, TileShape, padded_head_dim
 from octavo.kernels.launch import varying

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, KVCache
-from octavo.attention.float8 import FLOAT8
+from octavo.attention.cache import FLOAT8
 from octavo.attention.gpu_paged import attend_with_map, plan_step
 from octavo.attention.score_options import ScoreOptions
 from octavo.attention.step.fused_decode import AloneWork, attend_alone, most_sequences

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from octavo.attention.float8 import FLOAT8
+from octavo.attention.cache import FLOAT8
 from octavo.errors import InvalidArgumentError
 
 MAX_HEAD_DIM = 256

@@ -15,8 +15,7 @@ from torch import Tensor
 from octavo.attention.triton.store import round_to
 from octavo.kernels.device import power_of_two
 from octavo.kernels.launch import launch, number_of, varying
-from octavo.ops.append import NewKeys, Rotary
-from octavo.ops.call import Queries, contiguous
+from octavo.ops.call import NewKeys, Queries, Rotary, contiguous
 
 # Numbers that one program holds in registers at a time.
 _TILE = 2048
