@@ -19,8 +19,7 @@ from octavo.kernels.device import triton_unsupported_reason
 
 if TYPE_CHECKING:
     from octavo.attention.plan.device_forest import DeviceForest
-    from octavo.attention.triton.kernel_call import Call
-    from octavo.attention.triton.work import StepMap
+    from octavo.attention.triton.kernel_call import Call, StepMap
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, FLOAT8)
 

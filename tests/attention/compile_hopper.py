@@ -21,7 +21,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from octavo.attention.hopper import tma_decode as hopper_decode
 from octavo.attention.hopper import tma_prefill as hopper_prefill
-from octavo.attention.hopper.pieces import Run
+from octavo.attention.hopper.decode_runs import Run
 from octavo.attention.hopper.pipe import Places
 from octavo.attention.hopper.prefill_queries import Gather
 from octavo.attention.tilings.hopper import (

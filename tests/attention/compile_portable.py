@@ -17,7 +17,7 @@ from compile_hopper import CACHE, VARYING, compile_kernel
 from triton.compiler import ASTSource
 
 from octavo.attention.step import fused_decode as alone
-from octavo.attention.step.fused_heads import Rotation
+from octavo.attention.step.fused_token import Rotation
 from octavo.attention.tilings.portable import ONE_BLOCK, alone_shape, fat_shape, padded_head_dim, thin_shape
 from octavo.attention.triton import paged_decode as decode
 from octavo.attention.triton import paged_prefill as prefill

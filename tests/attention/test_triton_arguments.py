@@ -7,7 +7,7 @@ import torch
 from triton_cases import make_case, to_device
 
 from octavo.attention import KVCache
-from octavo.attention.hopper import caches
+from octavo.attention.hopper import pipe
 from octavo.attention.hopper import tma_prefill as prefill
 from octavo.attention.score_options import ScoreOptions
 from octavo.attention.tilings.portable import TileShape
@@ -91,7 +91,7 @@ def test_a_descriptor_is_of_an_address_and_a_geometry():
 
     def describe(tensor, keys=64):
         geometry = (tensor.dtype, tensor.shape, tensor.stride(), keys)
-        return caches._describe(tensor.data_ptr(), *geometry)
+        return pipe._describe(tensor.data_ptr(), *geometry)
 
     descriptor, matrices = describe(k)
     assert describe(k)[0] is descriptor

@@ -1,4 +1,6 @@
-"""Queries and results of 64 rows of a unit: one warpgroup's share in hopper/prefill.py.
+"""The work of a program of tma_prefill.py, one item (unit, kv head) a turn, and its queries and results.
+
+A warpgroup has 64 rows of a unit:
 
     row     0 1 2 .. group - 1, group ..            query heads of one kv head, token after token
     token   0 0 0 .. 0        , 1 ..                of the unit; `gather` says which row of q it is
@@ -13,9 +15,41 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
-from octavo.attention.hopper.items import item_of, record_of
 from octavo.attention.triton.kernel_call import Call
 from octavo.attention.triton.tiles import LN_2
+from octavo.attention.triton.units import RECORD
+
+
+class Work(NamedTuple):
+    """The units' records, the number of items, and each program's number of turns."""
+
+    units: Any
+    num_items: Any
+    turns: Any
+
+
+@gluon.jit
+def item_of(turn):
+    """Return the item of a turn: forth and back through the programs, to balance their work."""
+    program, num_programs = gl.program_id(0), gl.num_programs(0)
+    if turn % 2 == 1:
+        program = num_programs - 1 - program
+    return turn * num_programs + program
+
+
+@gluon.jit
+def record_of(work, item, shape):
+    """Return the record of an item's unit."""
+    return work.units + item // shape.kv_heads * RECORD
+
+
+@gluon.jit
+def key_tiles(record, KEYS: gl.constexpr):
+    """Return a unit's first key tile and the number of its tiles; 0 for an unused record."""
+    exists = gl.load(record + 2) > 0
+    first = gl.load(record + 3) // KEYS
+    return first, gl.where(exists, gl.cdiv(gl.load(record + 4), KEYS) - first, 0)
+
 
 # Query rows of a warpgroup.
 HALF = gl.constexpr(64)

@@ -1,9 +1,9 @@
-"""The work of one warpgroup of hopper/prefill.py: 64 rows of a unit against its key tiles, last to first.
+"""The work of one warpgroup of tma_prefill.py: 64 rows of a unit against its key tiles, last to first.
 
     tile                      n                                   n + 1
     wait      k_filled[n]          v_filled[n - 1]                k_filled[n + 1]   ...
     tensor    [ s = q k[n] ........][ o += w[n - 1] v[n - 1] ....][ s = q k[n + 1]  ...
-    cores      both are started together, in the warpgroup's turn (alternate.py), and run while it goes on
+    cores      both are started together, in the warpgroup's turn, and run while it goes on
     warps           wait for s, arrive k_free[n]
                     [ softmax of s -> w[n] ]
                                     wait for o, arrive v_free[n - 1], o *= shrink
@@ -16,6 +16,20 @@ operands in registers; queries, keys and values in shared memory. A warpgroup wi
 
 A sequence's last tile is the first, since the causal mask hides part of that one from nearly every unit:
 masking costs instructions, and the first tile runs alone and is masked anyway.
+
+Two warpgroups take turns at the tensor cores (ping-pong), so that one's softmax runs beside the other's
+products. Without turns both start their products together, wait for them together, and then leave the tensor
+cores idle during their softmax.
+
+    warpgroup 0   sync 8 -> start products -> arrive 9 -> softmax .......... sync 8 -> ...
+    warpgroup 1                               sync 9 -> start products -> arrive 8 -> softmax
+
+8 and 9 are hardware barriers, which Triton does not use; each completes with one warpgroup that waits at it
+and one that goes on. Each warpgroup has one turn per tile of keys, also for tiles that it passes over.
+
+A tile's weights wait while the next tile's scores are computed, two numbers in each register. As a tensor of
+16-bit numbers they would be taken apart and put together again at both ends of the loop: 64 instructions a
+tile.
 """
 
 from typing import Any, NamedTuple
@@ -24,17 +38,15 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from octavo.attention.hopper.alternate import begin_products, end_products
-from octavo.attention.hopper.items import key_tiles
 from octavo.attention.hopper.pipe import clear_outside
 from octavo.attention.hopper.prefill_queries import (
     HALF,
     fetch_queries,
+    key_tiles,
     query_rows,
     store_results,
     wait_for_queries,
 )
-from octavo.attention.hopper.weights import pack, unpack
 
 
 class Item(NamedTuple):
@@ -255,3 +267,61 @@ def _by_thread(x):
 def _sum_in_thread(x):
     """Sum what each of the four threads of a row has of it [R, 4]."""
     return gl.sum(gl.sum(_by_thread(x), 3), 1)
+
+
+@gluon.jit
+def open_turns(SECOND: gl.constexpr):
+    """Give the first turn to warpgroup 0; both warpgroups call this before their first turn."""
+    if SECOND:
+        _barrier("bar.arrive 8, 256; mov.u32 $0, 0;")
+
+
+@gluon.jit
+def begin_products(ALONE: gl.constexpr, SECOND: gl.constexpr):
+    """Wait until it is this warpgroup's turn; ALONE: there is no other one."""
+    if not ALONE:
+        if SECOND:
+            _barrier("bar.sync 9, 256; mov.u32 $0, 0;")
+        else:
+            _barrier("bar.sync 8, 256; mov.u32 $0, 0;")
+
+
+@gluon.jit
+def end_products(ALONE: gl.constexpr, SECOND: gl.constexpr):
+    """Give the turn to the other warpgroup."""
+    if not ALONE:
+        if SECOND:
+            _barrier("bar.arrive 8, 256; mov.u32 $0, 0;")
+        else:
+            _barrier("bar.arrive 9, 256; mov.u32 $0, 0;")
+
+
+@gluon.jit
+def _barrier(ASSEMBLY: gl.constexpr):
+    # Gluon's assembly must have an operand and a result.
+    gl.inline_asm_elementwise(ASSEMBLY, "=r,r", [gl.program_id(0)], gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def pack(weights, DTYPE: gl.constexpr):
+    """Round weights [R, K] float32 to a 16-bit dtype; returns pairs [R, K / 2] int32."""
+    even, odd = gl.split(gl.reshape(weights, [weights.shape[0], weights.shape[1] // 2, 2]))
+    if gl.bfloat16 == DTYPE:
+        return gl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [even, odd], gl.int32, is_pure=True, pack=1
+        )
+    else:
+        return gl.inline_asm_elementwise(
+            "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [even, odd], gl.int32, is_pure=True, pack=1
+        )
+
+
+@gluon.jit
+def unpack(pairs, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
+    """Return packed weights as the left operand [R, K] of a product with results in LAYOUT."""
+    even, odd = gl.inline_asm_elementwise(
+        "mov.b32 {$0, $1}, $2;", "=h,=h,r", [pairs], (gl.int16, gl.int16), is_pure=True, pack=1
+    )
+    both = gl.join(even.to(DTYPE, bitcast=True), odd.to(DTYPE, bitcast=True))
+    weights = gl.reshape(both, [pairs.shape[0], pairs.shape[1] * 2])
+    return gl.convert_layout(weights, gl.DotOperandLayout(0, LAYOUT, 2))

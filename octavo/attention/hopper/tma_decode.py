@@ -23,8 +23,8 @@ starts a copy into a buffer is the one that has read the buffer before.
 While kernels before still run, programs find their run and start to copy tiles without a new key, where
 metadata.keys_are_old.
 
-runs.py says which tiles a program works on, pieces.py how programs merge a (unit, kv head) that they share.
-The runs are those of triton/decode.py.
+decode_runs.py says which tiles a program works on, and how programs merge a (unit, kv head) that they share.
+The runs are those of triton/paged_decode.py.
 """
 
 from triton.experimental import gluon
@@ -34,16 +34,22 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from octavo.attention.hopper import caches
-from octavo.attention.hopper.decode_runs import fetch, holds_newest_key, look_ahead, next_piece, plan_run
-from octavo.attention.hopper.pieces import Run, merge_pieces, partial_id
-from octavo.attention.hopper.pipe import make_pipe
+from octavo.attention.hopper.decode_runs import (
+    Run,
+    fetch,
+    holds_newest_key,
+    look_ahead,
+    merge_pieces,
+    next_piece,
+    partial_id,
+    plan_run,
+)
+from octavo.attention.hopper.pipe import cache_unsupported_reason, describe_caches, make_pipe
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.tilings.hopper import DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE
-from octavo.attention.triton.kernel_call import Call
+from octavo.attention.triton.kernel_call import Call, ThinWork
 from octavo.attention.triton.tiles import LN_2
 from octavo.attention.triton.units import RECORD
-from octavo.attention.triton.work import ThinWork
 from octavo.kernels.device import power_of_two
 from octavo.kernels.launch import launch, overlaps
 
@@ -55,7 +61,7 @@ def unsupported_reason(call: Call, work: ThinWork) -> str | None:
     """Return why the kernel cannot run a call's thin units, or None if it can."""
     if work.shape not in (DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE):
         return "the units are tiled for the portable kernel"
-    return caches.unsupported_reason(call)
+    return cache_unsupported_reason(call)
 
 
 def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, early: bool) -> None:
@@ -71,7 +77,7 @@ def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, earl
     launch(
         _attend_thin_kernel,
         (work.schedule.shape[0] - 2,),
-        *(call.queries, call.cache, *caches.describe_caches(call, tile.keys), call.score),
+        *(call.queries, call.cache, *describe_caches(call, tile.keys), call.score),
         Run(work.units, work.schedule, work.arrivals, work.partial_out, work.partial_lse),
         *(metadata.cu_seqlens_q, metadata.seq_lens.shape[0], call.q.shape[0]),
         *(shape, most_rows, tile.num_stages, metadata.max_query_len > 1),
@@ -256,7 +262,7 @@ def _load_queries(queries, record, kv_head, shape, ROWS: gl.constexpr, LAYOUT: g
 def _finish_piece(queries, run, now, tiles_per_program, top, total, values, shape, MERGED_ROWS: gl.constexpr):
     """Write a piece's rows to the results if it is the only piece of its (unit, kv head), else as a partial.
 
-    The program that stores the last partial of a (unit, kv head) merges them all; see pieces.py.
+    The program that stores the last partial of a (unit, kv head) merges them all; see decode_runs.py.
     """
     MMA: gl.constexpr = values.type.layout
     ROW: gl.constexpr = gl.SliceLayout(0, MMA)

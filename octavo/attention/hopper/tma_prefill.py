@@ -13,8 +13,8 @@ weights, the other has the tensor cores. A warpgroup's own product with values, 
                                                   ^                      v
       warps 0-3                _attend_first_half   rows   0 ..  63   wait filled, products, arrive free
       warps 4-7, 240 registers _attend_second_half  rows  64 .. 127   wait filled, products, arrive free
-                                                    q[2] [64, D], copied ahead of its item (queries.py)
-                                                    turns by two hardware barriers (alternate.py)
+                                                    q[2] [64, D], copied ahead of its item
+                                                    turns by two hardware barriers (prefill_tiles.py)
 
     in time
       tensor cores  [ q k1 | p0 v0 ][ q k1 | p0 v0 ][ q k2 | p1 v1 ][ q k2 | p1 v1 ][ ...
@@ -25,10 +25,10 @@ weights, the other has the tensor cores. A warpgroup's own product with values, 
 KEYS is 128 for prompts, and 64 for few query tokens, nodes, and prompts beside nodes. A unit of short
 prompts, or of nodes in steps that only decode, has 64 rows: one warpgroup, which waits for no turn, and the
 fetching warp, `free` barriers with count 1. Two programs of short prompts fit on an SM. Nodes have 2 stages
-then, and the other half of the SM is for the leaves, which decode.py attends.
+then, and the other half of the SM is for the leaves, which tma_decode.py attends.
 
-Units are those of triton/prefill.py, or the fat ones of a forest; the device knows their number. A forest's
-query tokens are gathered. The kernel for nodes may start while the kernel before it still runs.
+Units are those of triton/paged_prefill.py, or the fat ones of a forest; the device knows their number. The
+query tokens of a forest are gathered. The kernel for nodes may start while the kernel before it still runs.
 
 Source: Shah et al., "FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision", 2024.
 """
@@ -38,18 +38,28 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from octavo.attention.hopper import caches
 from octavo.attention.hopper import prefill_queries as query_tiles
-from octavo.attention.hopper.alternate import open_turns
-from octavo.attention.hopper.items import Work, item_of, key_tiles, record_of
-from octavo.attention.hopper.pipe import Source, fetch_tiles, make_pipe
-from octavo.attention.hopper.prefill_queries import HALF, Gather, fetch_queries
-from octavo.attention.hopper.prefill_tiles import attend_item, pass_item
+from octavo.attention.hopper.pipe import (
+    Source,
+    cache_unsupported_reason,
+    describe_caches,
+    fetch_tiles,
+    make_pipe,
+)
+from octavo.attention.hopper.prefill_queries import (
+    HALF,
+    Gather,
+    Work,
+    fetch_queries,
+    item_of,
+    key_tiles,
+    record_of,
+)
+from octavo.attention.hopper.prefill_tiles import attend_item, open_turns, pass_item
 from octavo.attention.plan.device_forest import DeviceForest
 from octavo.attention.tilings.hopper import NODE_SHAPE, PROMPT_SHAPE, SHORT_SHAPE, attended_tile
 from octavo.attention.tilings.portable import TileShape
-from octavo.attention.triton.kernel_call import Call
-from octavo.attention.triton.work import FatWork
+from octavo.attention.triton.kernel_call import Call, FatWork
 from octavo.kernels.device import num_multiprocessors
 from octavo.kernels.launch import launch
 
@@ -61,14 +71,14 @@ def unsupported_reason(call: Call, work: FatWork) -> str | None:
         return (
             f"it needs units of {PROMPT_SHAPE.rows} rows, or {SHORT_SHAPE}, and all keys; not deterministic"
         )
-    return caches.unsupported_reason(call) or query_tiles.unsupported_reason(call)
+    return cache_unsupported_reason(call) or query_tiles.unsupported_reason(call)
 
 
 def nodes_unsupported_reason(call: Call, forest: DeviceForest) -> str | None:
     """Return why the kernel cannot run a forest's fat units, or None if it can."""
     if forest.fat_tile(decodes=False) != NODE_SHAPE:
         return f"it needs nodes in tiles of {NODE_SHAPE}"
-    return caches.unsupported_reason(call) or query_tiles.unsupported_reason(call)
+    return cache_unsupported_reason(call) or query_tiles.unsupported_reason(call)
 
 
 def attend_fat(call: Call, work: FatWork) -> None:
@@ -105,7 +115,7 @@ def _attend(
         _attend_kernel,
         (num_multiprocessors(call.q.device) * tile.programs_per_multiprocessor,),
         *(call.queries, gather, call.cache.table, call.cache.table.stride(0)),
-        *(*caches.describe_caches(call, tile.keys), call.score),
+        *(*describe_caches(call, tile.keys), call.score),
         *(units, count, call.shape(tile), tile.keys, tile.num_stages, keys_are_old),
         num_warps=4,
         maxnreg=tile.max_registers,

@@ -26,9 +26,8 @@ from torch import Tensor
 from octavo.attention.cache import LayerCache
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.score_options import ScoreOptions
-from octavo.attention.step.fused_heads import Rotation, load_weights, rotate, store_row
+from octavo.attention.step.fused_token import Rotation, find_piece, load_weights, rotate, store_row
 from octavo.attention.step.rotate_store import join_pairs
-from octavo.attention.step.share import find_piece
 from octavo.attention.tilings.portable import TileShape, alone_shape, padded_head_dim
 from octavo.attention.triton import float8_pairs as float8
 from octavo.attention.triton.kernel_call import empty_results, make_call

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from octavo.attention.metadata import AttentionMetadata
-from octavo.attention.triton.kernel_call import Call
+from octavo.attention.triton.kernel_call import Call, ThinWork
 from octavo.attention.triton.tiles import (
     attend_tiles,
     clear_tokens,
@@ -17,7 +17,6 @@ from octavo.attention.triton.tiles import (
     tile_rows,
 )
 from octavo.attention.triton.units import RECORD, num_key_tiles
-from octavo.attention.triton.work import ThinWork
 from octavo.kernels.device import power_of_two
 from octavo.kernels.launch import launch, overlaps, start_next, wait_for_previous
 

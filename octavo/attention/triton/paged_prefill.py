@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from octavo.attention.triton.kernel_call import Call
+from octavo.attention.triton.kernel_call import Call, FatWork
 from octavo.attention.triton.tiles import (
     attend_tiles,
     empty_state,
@@ -14,7 +14,6 @@ from octavo.attention.triton.tiles import (
     tile_rows,
 )
 from octavo.attention.triton.units import RECORD
-from octavo.attention.triton.work import FatWork
 from octavo.kernels.launch import launch
 
 _MERGED_ROWS = 16

@@ -3,7 +3,7 @@
 A unit is a tile of one sequence's query tokens and the keys they see. Units with few rows (decoding) are
 thin, the others are fat. Each class has its own kernel: a single kernel would need the registers of the
 larger. Nothing here waits for the device, so a CUDA graph can contain the launches that make a map. units.py
-describes the records, work.py what a map holds.
+describes the records, kernel_call.py what a map holds.
 """
 
 from dataclasses import dataclass, replace
@@ -15,8 +15,8 @@ from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.score_options import ScoreOptions
 from octavo.attention.tilings.portable import TileShape
 from octavo.attention.tilings.step_tiles import Layers
+from octavo.attention.triton.kernel_call import FatWork, StepMap, ThinWork
 from octavo.attention.triton.units import RECORD, list_units_kernel, schedule_kernel
-from octavo.attention.triton.work import FatWork, StepMap, ThinWork
 from octavo.kernels.device import num_multiprocessors, power_of_two
 from octavo.kernels.launch import launch
 

@@ -7,9 +7,8 @@ from octavo.attention.cache import FLOAT8
 from octavo.attention.gpu_paged import attend_with_map, plan_step
 from octavo.attention.score_options import ScoreOptions
 from octavo.attention.step.fused_decode import AloneWork, attend_alone, most_sequences
-from octavo.attention.step.rotate_store import rotate_and_store
-from octavo.attention.step.rotations import rotation_table
-from octavo.attention.triton.work import StepMap
+from octavo.attention.step.rotate_store import rotate_and_store, rotation_table
+from octavo.attention.triton.kernel_call import StepMap
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.rotary import Rotary
 from octavo.layers.steps import cudnn_prompt as dense

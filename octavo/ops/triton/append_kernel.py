@@ -24,7 +24,7 @@ _TILE = 2048
 class Rows(NamedTuple):
     """Pointer and strides (in elements) of ragged [T, heads, D], and where sequences begin.
 
-    num_tokens: T, see gpu.launch.varying.
+    num_tokens: T, see kernels.launch.varying.
     length: tokens of each sequence, if cu_seqlens [S + 1] is None; likewise.
     """
 
@@ -50,7 +50,7 @@ class Blocks(NamedTuple):
 class Places(NamedTuple):
     """Where new keys go: a block table, the tokens before them, and limits that make a bad id harmless.
 
-    table_row, num_blocks, capacity: see gpu.launch.varying.
+    table_row, num_blocks, capacity: see kernels.launch.varying.
     """
 
     table: Any
@@ -64,7 +64,7 @@ class Places(NamedTuple):
 class Angles(NamedTuple):
     """cos and sin [positions, half], and each sequence's first position.
 
-    num_positions: see gpu.launch.varying.
+    num_positions: see kernels.launch.varying.
     """
 
     cos: Any
