@@ -62,7 +62,9 @@ def make_scores(q: Tensor, options: Options) -> Scores:
     scale, slopes = options.softmax_scale, options.alibi_slopes
     return Scores(
         q.shape[-1] ** -0.5 if scale is None else float(scale),
-        *(options.left, options.right, float(options.softcap)),
+        options.left,
+        options.right,
+        float(options.softcap),
         None if slopes is None else slopes.float(),
         options.s_aux,
     )

@@ -129,7 +129,11 @@ def _attend_uniform(call: Call, options: ScoreOptions) -> tuple[Tensor, Tensor]:
     is_checked = is_checked and call.queries.length > 0 and 1 <= keys.seq_lens.shape[0] <= MOST_UNIFORM
     attend_uniform = gpu_paged.uniform_attention_with_lse if is_checked else uniform_attention_with_lse
     return attend_uniform(
-        *(call.queries.q, layer, keys.seq_lens, keys.block_table, options),
+        call.queries.q,
+        layer,
+        keys.seq_lens,
+        keys.block_table,
+        options,
         query_len=call.queries.length,
         max_seq_len=keys.capacity,
         kv_begin=keys.begin,
@@ -155,7 +159,9 @@ def _attend_ragged(call: Call, options: ScoreOptions) -> tuple[Tensor, Tensor]:
     metadata = _metadata(call, queries)
     layer = LayerCache(keys.k, keys.v, keys.k_scale, keys.v_scale)
     out, lse = paged_attention_with_lse(
-        *(queries.q, layer, metadata),
+        queries.q,
+        layer,
+        metadata,
         scale=options.scale,
         window=options.window,
         softcap=options.softcap,

@@ -104,12 +104,27 @@ def append(
     """Call octavo.ops.append.append, as an operator while torch.compile traces."""
     if not torch.compiler.is_compiling():
         return eager_append.append(queries, new, k_cache, v_cache, rotary)
-    angles = () if rotary is None else (rotary.cos, rotary.sin, rotary.offsets)
-    turns = () if rotary is None else (rotary.interleaved, rotary.queries_advance)
     rotated = append_op(
-        *(queries.q, queries.cu_seqlens, queries.used, queries.length),
-        *(new.k, new.v, new.cu_seqlens, new.length, new.cached_lens, new.begin, new.block_table),
-        *(k_cache, v_cache, new.k_scale, new.v_scale, *angles, *turns),
+        queries.q,
+        queries.cu_seqlens,
+        queries.used,
+        queries.length,
+        new.k,
+        new.v,
+        new.cu_seqlens,
+        new.length,
+        new.cached_lens,
+        new.begin,
+        new.block_table,
+        k_cache,
+        v_cache,
+        new.k_scale,
+        new.v_scale,
+        None if rotary is None else rotary.cos,
+        None if rotary is None else rotary.sin,
+        None if rotary is None else rotary.offsets,
+        rotary is not None and rotary.interleaved,
+        rotary is not None and rotary.queries_advance,
     )
     return queries.q if rotary is None else rotated, new.lengths_after()
 
@@ -122,8 +137,23 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
         raise InvalidArgumentError("plan cannot be part of a compiled graph; leave it out, or call eagerly")
     queries, keys, scores = call.queries, call.keys, call.scores
     return attend_op(
-        *(queries.q, queries.cu_seqlens, queries.used, queries.max_len, queries.length),
-        *(keys.k, keys.v, keys.block_table, keys.seq_lens, keys.begin, keys.k_scale, keys.v_scale),
-        *(scores.scale, scores.left, scores.right, scores.softcap, scores.alibi_slopes, scores.sinks),
+        queries.q,
+        queries.cu_seqlens,
+        queries.used,
+        queries.max_len,
+        queries.length,
+        keys.k,
+        keys.v,
+        keys.block_table,
+        keys.seq_lens,
+        keys.begin,
+        keys.k_scale,
+        keys.v_scale,
+        scores.scale,
+        scores.left,
+        scores.right,
+        scores.softcap,
+        scores.alibi_slopes,
+        scores.sinks,
         call.num_splits,
     )

@@ -89,9 +89,9 @@ def flash_attn_func(
     """
     refuse_missing(dropout_p, qv, attention_chunk)
     check_forward_only(q, k, v, alibi_slopes, s_aux, q_descale, k_descale, v_descale)
+    left, right = read_window(window_size, causal=causal)
     options = Options(
-        *(softmax_scale, *read_window(window_size, causal=causal), softcap, alibi_slopes, s_aux),
-        *(q_descale, k_descale, v_descale, num_splits),
+        softmax_scale, left, right, softcap, alibi_slopes, s_aux, q_descale, k_descale, v_descale, num_splits
     )
     out, lse = run_cached((q, k, v), News(), Places(), Lengths(), options, names=("k", "v"))
     return (out, shape_lse(lse, q), None) if return_attn_probs else out
@@ -136,8 +136,17 @@ def flash_attn_qkvpacked_func(
     check_shape("qkv", qkv, "[B, S, 3, H, D]", [None, None, 3, None, None])
     q, k, v = qkv.unbind(2)
     return flash_attn_func(
-        *(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes),
-        *(deterministic, return_attn_probs),
+        q,
+        k,
+        v,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
     )
 
 
@@ -181,6 +190,15 @@ def flash_attn_kvpacked_func(
     check_shape("kv", kv, "[B, Sk, 2, KH, D]", [None, None, 2, None, None])
     k, v = kv.unbind(2)
     return flash_attn_func(
-        *(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes),
-        *(deterministic, return_attn_probs),
+        q,
+        k,
+        v,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
     )

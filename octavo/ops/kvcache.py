@@ -140,9 +140,9 @@ def flash_attn_with_kvcache(
         if block_table is not None:
             raise InvalidArgumentError("page_table and block_table are two names of one argument; give one")
         block_table = page_table
+    left, right = read_window(window_size, causal=causal)
     options = Options(
-        *(softmax_scale, *read_window(window_size, causal=causal), softcap, alibi_slopes, s_aux),
-        *(q_descale, k_descale, v_descale, num_splits),
+        softmax_scale, left, right, softcap, alibi_slopes, s_aux, q_descale, k_descale, v_descale, num_splits
     )
     out, lse = run_cached(
         (q, k_cache, v_cache),

@@ -84,6 +84,12 @@ def attend(call: Call, cache: LayerCache, options: ScoreOptions) -> tuple[Tensor
     # A copy: the kernel writes what it refuses into the structure, and another thread may use the plan.
     struct = type(host.struct).from_buffer_copy(host.struct)
     return attend_planned(
-        *(q, cache, call.keys.block_table, host.address, host.plan, struct, options),
+        q,
+        cache,
+        call.keys.block_table,
+        host.address,
+        host.plan,
+        struct,
+        options,
         num_threads=1 if is_small else torch.get_num_threads(),
     )

@@ -143,9 +143,9 @@ def flash_attn_varlen_func(
     refuse_missing(dropout_p, qv, attention_chunk, q_v=q_v)
     check_forward_only(q, k, v, alibi_slopes, s_aux, q_descale, k_descale, v_descale, out)
     check_maximum("max_seqlen_k", max_seqlen_k)
+    left, right = read_window(window_size, causal=causal)
     options = Options(
-        *(softmax_scale, *read_window(window_size, causal=causal), softcap, alibi_slopes, s_aux),
-        *(q_descale, k_descale, v_descale, num_splits),
+        softmax_scale, left, right, softcap, alibi_slopes, s_aux, q_descale, k_descale, v_descale, num_splits
     )
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     result, lse = run_ragged((q, k, v), lengths, block_table, options, max_seqlen_q=max_seqlen_q, plan=plan)
@@ -204,8 +204,21 @@ def flash_attn_varlen_qkvpacked_func(
     check_shape("qkv", qkv, "[T, 3, H, D]", [None, 3, None, None])
     q, k, v = qkv.unbind(1)
     return flash_attn_varlen_func(
-        *(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale),
-        *(causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs),
+        q,
+        k,
+        v,
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
     )
 
 
@@ -256,6 +269,19 @@ def flash_attn_varlen_kvpacked_func(
     check_shape("kv", kv, "[Tk, 2, KH, D]", [None, 2, None, None])
     k, v = kv.unbind(1)
     return flash_attn_varlen_func(
-        *(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p),
-        *(softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs),
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
     )

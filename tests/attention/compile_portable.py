@@ -97,7 +97,7 @@ def compile_plan(integers, *, thin, begins):
         "TILE_TOKENS": 8,
         "KEYS": 32,
         "PADDED_SEQUENCES": 1024,
-        "ABREAST": 256,
+        "CHUNK": 256,
         "MOST_PIECES": 16,
     }
     lengths = {"seq_lens": integers, "first_keys": "*i32" if begins else None, "THIN": thin}

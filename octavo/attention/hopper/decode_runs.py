@@ -45,7 +45,7 @@ from octavo.attention.triton.units import RECORD
 from octavo.kernels.launch import number_of
 
 # Partial results that are loaded side by side, times their rows.
-_ROWS_ABREAST = gl.constexpr(8)
+_ROWS_IN_FLIGHT = gl.constexpr(8)
 
 
 class Run(NamedTuple):
@@ -75,7 +75,7 @@ def merge_pieces(
     piece merges at once, with layouts of one warp: another launch would cost more than the merge.
     """
     D: gl.constexpr = shape.head_dim
-    ABREAST: gl.constexpr = _ROWS_ABREAST // ROWS if ROWS < _ROWS_ABREAST else 1
+    CHUNK: gl.constexpr = _ROWS_IN_FLIGHT // ROWS if ROWS < _ROWS_IN_FLIGHT else 1
     LANES: gl.constexpr = D // 4
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 32 // LANES, LANES], [1, 1, 1], [2, 1, 0])
     PARTS: gl.constexpr = gl.SliceLayout(2, LAYOUT)
@@ -88,8 +88,8 @@ def merge_pieces(
     top = gl.full([ROWS], float("-inf"), gl.float32, layout=gl.SliceLayout(0, PARTS))
     total = gl.full([ROWS], 0.0, gl.float32, layout=gl.SliceLayout(0, PARTS))
     values = gl.zeros([ROWS, D], gl.float32, layout=OUT)
-    for begin in range(0, num_pieces, ABREAST):
-        piece = begin + gl.arange(0, ABREAST, layout=gl.SliceLayout(1, PARTS))
+    for begin in range(0, num_pieces, CHUNK):
+        piece = begin + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, PARTS))
         start = gl.where(piece == 0, head_begin, (first_program + piece) * tiles_per_program)
         place = (partial_id(start, tiles_per_program) * shape.rows)[:, None] + row[None, :]
         mask = (piece < num_pieces)[:, None] & valid[None, :]

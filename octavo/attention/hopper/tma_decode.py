@@ -74,14 +74,27 @@ def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, earl
     overlap = overlaps(call.q)
     keys_are_old = metadata.keys_are_old and overlap and not early
     most_rows = min(tile.rows, power_of_two(metadata.max_query_len * shape.group.value))
+    k_matrix, v_matrix, places = describe_caches(call, tile.keys)
     launch(
         _attend_thin_kernel,
         (work.schedule.shape[0] - 2,),
-        *(call.queries, call.cache, *describe_caches(call, tile.keys), call.score),
-        Run(work.units, work.schedule, work.arrivals, work.partial_out, work.partial_lse),
-        *(metadata.cu_seqlens_q, metadata.seq_lens.shape[0], call.q.shape[0]),
-        *(shape, most_rows, tile.num_stages, metadata.max_query_len > 1),
-        *(overlap, early and overlap, keys_are_old),
+        queries=call.queries,
+        cache=call.cache,
+        k_matrix=k_matrix,
+        v_matrix=v_matrix,
+        places=places,
+        score=call.score,
+        run=Run(work.units, work.schedule, work.arrivals, work.partial_out, work.partial_lse),
+        cu_seqlens_q=metadata.cu_seqlens_q,
+        num_sequences=metadata.seq_lens.shape[0],
+        num_rows=call.q.shape[0],
+        shape=shape,
+        MERGED_ROWS=most_rows,
+        STAGES=tile.num_stages,
+        CAUSAL=metadata.max_query_len > 1,
+        OVERLAP=overlap,
+        EARLY=early and overlap,
+        KEYS_ARE_OLD=keys_are_old,
         num_warps=1,
         maxnreg=tile.max_registers,
         launch_pdl=overlap,

@@ -110,13 +110,25 @@ def _attend(
     keys_are_old: bool = True,
 ) -> None:
     """Launch the kernel on the first units, as many as `count` [1] says."""
+    k_matrix, v_matrix, places = describe_caches(call, tile.keys)
     # The fetching warp gives most of its registers to the warpgroups.
     launch(
         _attend_kernel,
         (num_multiprocessors(call.q.device) * tile.programs_per_multiprocessor,),
-        *(call.queries, gather, call.cache.table, call.cache.table.stride(0)),
-        *(*describe_caches(call, tile.keys), call.score),
-        *(units, count, call.shape(tile), tile.keys, tile.num_stages, keys_are_old),
+        queries=call.queries,
+        gather=gather,
+        table=call.cache.table,
+        table_row=call.cache.table.stride(0),
+        k_matrix=k_matrix,
+        v_matrix=v_matrix,
+        places=places,
+        score=call.score,
+        units=units,
+        count=count,
+        shape=call.shape(tile),
+        KEYS=tile.keys,
+        STAGES=tile.num_stages,
+        KEYS_ARE_OLD=keys_are_old,
         num_warps=4,
         maxnreg=tile.max_registers,
         launch_pdl=gather is not None,

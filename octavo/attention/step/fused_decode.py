@@ -147,17 +147,21 @@ def attend_alone(
     launch(
         _attend_alone_kernel,
         (work.num_programs,),
-        *(call.queries, call.cache, call.score),
-        Step(metadata.positions, metadata.seq_lens, metadata.slot_mapping),
-        Rotation(cos, sin, cos.stride(0), cos if norm_weight is None else norm_weight, eps),
-        Pieces(work.arrivals, work.partial_out, work.partial_lse),
-        *(options.sinks, block_size, num_sequences, call.shape(tile), work.num_splits),
-        *(
-            1 if num_sequences == 1 else _MOST_SEQUENCES,
-            power_of_two(num_heads // num_kv_heads),
-            norm_weight is not None,
-        ),
-        overlap,
+        queries=call.queries,
+        cache=call.cache,
+        score=call.score,
+        step=Step(metadata.positions, metadata.seq_lens, metadata.slot_mapping),
+        rotation=Rotation(cos, sin, cos.stride(0), cos if norm_weight is None else norm_weight, eps),
+        pieces=Pieces(work.arrivals, work.partial_out, work.partial_lse),
+        sinks=options.sinks,
+        block_size=block_size,
+        num_sequences=num_sequences,
+        shape=call.shape(tile),
+        SPLITS=work.num_splits,
+        SEQUENCES=1 if num_sequences == 1 else _MOST_SEQUENCES,
+        MERGED_ROWS=power_of_two(num_heads // num_kv_heads),
+        NORM=norm_weight is not None,
+        OVERLAP=overlap,
         launch_pdl=overlap,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -286,31 +290,31 @@ def _merge_splits(pieces, first, num_pieces, shape, SPLITS: tl.constexpr, ROWS: 
 
     Specification: octavo.attention.merge. Some are loaded at a time, as many as registers hold.
     """
-    ABREAST: tl.constexpr = max(2, min(SPLITS, _MERGED_VALUES // (ROWS * shape.padded_value_dim)))
+    CHUNK: tl.constexpr = max(2, min(SPLITS, _MERGED_VALUES // (ROWS * shape.padded_value_dim)))
     row = tl.arange(0, ROWS)
     d = tl.arange(0, shape.padded_value_dim)
     valid = tl.broadcast_to((row < shape.group)[:, None], [ROWS, shape.padded_value_dim])
     top = tl.full(valid.shape, float("-inf"), tl.float32)
     total = tl.zeros(valid.shape, tl.float32)
     values = total
-    for begin in range(0, num_pieces, ABREAST):
+    for begin in range(0, num_pieces, CHUNK):
         outs = ()
         lses = ()
         new_top = top
-        for index in tl.static_range(ABREAST):
+        for index in tl.static_range(CHUNK):
             number = (first + begin + index) * shape.rows
             at = ((number + row) * shape.padded_value_dim)[:, None] + d[None, :]
             mask = valid & (begin + index < num_pieces)
             lse = tl.load(pieces.lse + at, mask=mask, other=float("-inf"), cache_modifier=".cg")
             outs = outs + (tl.load(pieces.out + at, mask=mask, other=0.0, cache_modifier=".cg"),)  # noqa: RUF005
             lses = lses + (lse,)  # noqa: RUF005
-        for index in tl.static_range(ABREAST):
+        for index in tl.static_range(CHUNK):
             new_top = tl.maximum(new_top, lses[index])
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
         shrink = tl.exp2(top - base)
         total *= shrink
         values *= shrink
-        for index in tl.static_range(ABREAST):
+        for index in tl.static_range(CHUNK):
             weight = tl.exp2(lses[index] - base)
             total += weight
             values += weight * outs[index]

@@ -125,12 +125,21 @@ class Call(NamedTuple):
         value_dim = self.layer.v.shape[3]
         dtype = torch.float16 if self.layer.k.dtype == FLOAT8 else self.q.dtype
         return _shape(
-            *(self.q.shape[1] // num_kv_heads, num_kv_heads),
-            *(head_dim, padded_head_dim(head_dim, dtype), self.block_size),
-            *(tile.rows, tile.keys),
-            *(options.window is not None, options.softcap > 0, options.alibi_slopes is not None),
-            *(self.layer.k_scale is not None, self.layer.k.dtype == FLOAT8),
-            *(value_dim, padded_head_dim(value_dim, dtype), self.begins),
+            group=self.q.shape[1] // num_kv_heads,
+            kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            padded_dim=padded_head_dim(head_dim, dtype),
+            block_size=self.block_size,
+            rows=tile.rows,
+            keys=tile.keys,
+            windowed=options.window is not None,
+            capped=options.softcap > 0,
+            biased=options.alibi_slopes is not None,
+            scaled=self.layer.k_scale is not None,
+            packed=self.layer.k.dtype == FLOAT8,
+            value_dim=value_dim,
+            padded_value_dim=padded_head_dim(value_dim, dtype),
+            begins=self.begins,
         )
 
 
@@ -164,7 +173,9 @@ def make_call(
     if k.dtype == FLOAT8:
         k, v = k.view(torch.int16), v.view(torch.int16)
     return Call(
-        *(q, layer, options),
+        q,
+        layer,
+        options,
         Queries(q, stride_token, stride_head, positions, *results),
         Cache(k, *k.stride()[:3], v, *v.stride()[:3], block_table, varying(block_table.stride(0))),
         _score(layer, options),
@@ -178,8 +189,12 @@ def _score(layer: LayerCache, options: ScoreOptions) -> Score:
     if slopes is not None and slopes.stride(-1) != 1:
         slopes = slopes.contiguous()
     return Score(
-        *(options.scale * LOG2_E, options.shifted_window or 0, options.softcap),
-        *(slopes, k_scale, layer.v_scale),
+        factor=options.scale * LOG2_E,
+        window=options.shifted_window or 0,
+        softcap=options.softcap,
+        slopes=slopes,
+        k_scale=k_scale,
+        v_scale=layer.v_scale,
         slopes_row=None if slopes is None or slopes.dim() == 1 else slopes.stride(0),
         scales_row=None if k_scale is None or k_scale.dim() == 1 else k_scale.stride(0),
         shift=None if slopes is None or options.right == 0 else options.shift,
@@ -216,8 +231,8 @@ def constant(value: int) -> tl.constexpr:
 
 
 @functools.cache
-def _shape(*values: int) -> Shape:
-    return Shape(*(constant(value) for value in values))
+def _shape(**values: int) -> Shape:
+    return Shape(**{name: constant(value) for name, value in values.items()})
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,10 +34,22 @@ def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, earl
     launch(
         _attend_thin_kernel,
         (work.schedule.shape[0] - 2,),
-        *(call.queries, call.cache, call.score),
-        *(work.units, work.schedule, work.arrivals, work.partial_out, work.partial_lse),
-        *(metadata.cu_seqlens_q, metadata.seq_lens.shape[0], call.q.shape[0]),
-        *(shape, most_rows, overlap, early and overlap, keys_are_old),
+        queries=call.queries,
+        cache=call.cache,
+        score=call.score,
+        units=work.units,
+        schedule=work.schedule,
+        arrivals=work.arrivals,
+        partial_out=work.partial_out,
+        partial_lse=work.partial_lse,
+        cu_seqlens_q=metadata.cu_seqlens_q,
+        num_sequences=metadata.seq_lens.shape[0],
+        num_rows=call.q.shape[0],
+        shape=shape,
+        MERGED_ROWS=most_rows,
+        OVERLAP=overlap,
+        EARLY=early and overlap,
+        KEYS_ARE_OLD=keys_are_old,
         launch_pdl=overlap,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -179,14 +191,14 @@ def _fold_pieces(
 
     Specification: octavo.attention.merge. About 64 rows are in registers at a time.
     """
-    ABREAST: tl.constexpr = max(2, min(32, 64 // ROWS))
+    CHUNK: tl.constexpr = max(2, min(32, 64 // ROWS))
     row = tl.arange(0, ROWS)
     d = tl.arange(0, shape.padded_value_dim)
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     values = tl.zeros([ROWS, shape.padded_value_dim], tl.float32)
-    for begin in range(0, num_pieces, ABREAST):
-        piece = begin + tl.arange(0, ABREAST)
+    for begin in range(0, num_pieces, CHUNK):
+        piece = begin + tl.arange(0, CHUNK)
         at = tl.where(piece == 0, head_begin, (first_program + piece) * tiles_per_program)
         at_row = (partial_id(at, tiles_per_program) * shape.rows)[:, None] + row[None, :]
         mask = (piece < num_pieces)[:, None] & valid[None, :]

@@ -27,8 +27,15 @@ def attend_fat(call: Call, work: FatWork) -> None:
     launch(
         _attend_fat_kernel,
         (num_units * num_kv_heads * work.num_parts,),
-        *(call.queries, call.cache, call.score, work.units, work.partial_out, work.partial_lse),
-        *(num_rows, shape, work.num_parts),
+        queries=call.queries,
+        cache=call.cache,
+        score=call.score,
+        units=work.units,
+        partial_out=work.partial_out,
+        partial_lse=work.partial_lse,
+        num_rows=num_rows,
+        shape=shape,
+        NUM_PARTS=work.num_parts,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         maxnreg=tile.max_registers,
@@ -37,8 +44,14 @@ def attend_fat(call: Call, work: FatWork) -> None:
         launch(
             _merge_parts_kernel,
             (num_units, num_kv_heads, tile.rows // _MERGED_ROWS),
-            *(call.queries, work.units, work.partial_out, work.partial_lse, num_rows, work.num_parts),
-            *(shape, _MERGED_ROWS),
+            queries=call.queries,
+            units=work.units,
+            partial_out=work.partial_out,
+            partial_lse=work.partial_lse,
+            num_rows=num_rows,
+            NUM_PARTS=work.num_parts,
+            shape=shape,
+            ROWS=_MERGED_ROWS,
         )
 
 

@@ -27,7 +27,15 @@ def add_sinks(out: Tensor, lse: Tensor, sinks: Tensor, result: Tensor) -> None:
     launch(
         _sinks_kernel,
         (-(-num_rows // _ROWS),),
-        *(out, lse, sinks, result, num_rows, num_heads, head_dim, padded_head_dim(head_dim), _ROWS),
+        out_ptr=out,
+        lse_ptr=lse,
+        sinks_ptr=sinks,
+        result_ptr=result,
+        num_rows=num_rows,
+        NUM_HEADS=num_heads,
+        DIM=head_dim,
+        PADDED_DIM=padded_head_dim(head_dim),
+        ROWS=_ROWS,
         num_warps=4,
         **overlap_options(out),
     )

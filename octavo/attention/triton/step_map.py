@@ -136,9 +136,14 @@ def _thin_work(shape: TileShape, metadata: AttentionMetadata, layers: Layers, se
     launch(
         schedule_kernel,
         (num_programs,),
-        *(units, schedule, num_units, layers.num_kv_heads, shape.keys, power_of_two(num_units)),
-        # A sequence that is alone is read fast only by all programs.
-        MOST_PIECES if num_units > 1 else num_programs,
+        units=units,
+        schedule=schedule,
+        num_units=num_units,
+        num_kv_heads=layers.num_kv_heads,
+        KEYS=shape.keys,
+        PADDED_UNITS=power_of_two(num_units),
+        # A single sequence is read fast only by all programs.
+        MOST_PIECES=MOST_PIECES if num_units > 1 else num_programs,
     )
     # Launched last: units and schedule are written when it starts, and decode kernels read both before they
     # wait, where metadata.keys_are_old. (A tape makes tensors first, but operators, which it repeats, wait.)
@@ -196,15 +201,27 @@ def _list_units(
         ([num_units, 8] records, [1] how many are used), int32.
     """
     num_sequences, options, device = metadata.seq_lens.shape[0], see.options, metadata.seq_lens.device
-    shifts = (see.positions, options.shift) if options.right != 0 else (None, None)
     units = torch.empty(num_units, RECORD.value, dtype=torch.int32, device=device)
     count = torch.empty(1, dtype=torch.int32, device=device)
     launch(
         list_units_kernel,
         (num_sequences,),
-        *(units, count, metadata.cu_seqlens_q, metadata.seq_lens, metadata.positions, see.leaf_begin),
-        *(metadata.kv_begin, *shifts),
-        *(num_sequences, num_units, above_tokens, max_tokens, options.shifted_window or 0),
-        *(tile_tokens, power_of_two(tile_tokens), power_of_two(num_sequences)),
+        units=units,
+        count=count,
+        cu_seqlens_q=metadata.cu_seqlens_q,
+        seq_lens=metadata.seq_lens,
+        positions=metadata.positions,
+        leaf_begin=see.leaf_begin,
+        first_keys=metadata.kv_begin,
+        shifted=see.positions if options.right != 0 else None,
+        shift=options.shift if options.right != 0 else None,
+        num_sequences=num_sequences,
+        num_units=num_units,
+        above_tokens=above_tokens,
+        max_tokens=max_tokens,
+        window=options.shifted_window or 0,
+        TILE_TOKENS=tile_tokens,
+        PADDED_TOKENS=power_of_two(tile_tokens),
+        PADDED_SEQUENCES=power_of_two(num_sequences),
     )
     return units, count

@@ -25,7 +25,7 @@ from octavo.kernels.device import num_multiprocessors, power_of_two
 from octavo.kernels.launch import launch
 
 # Entries that a program writes at a time.
-_ABREAST = 256
+_CHUNK = 256
 
 
 def plan_uniform(
@@ -76,10 +76,26 @@ def plan_uniform(
     launch(
         _plan_kernel,
         (num_programs,),
-        *(cu_seqlens_q, positions, units, schedule, arrivals, count, seq_lens, kv_begin),
-        *(num_sequences, query_len, num_tiles, options.shift, options.shifted_window or 0),
-        *(num_kv_heads, tile_tokens, shape.keys, is_thin, power_of_two(num_sequences), _ABREAST),
-        MOST_PIECES if num_sequences > 1 else num_programs,
+        cu_seqlens_q=cu_seqlens_q,
+        positions=positions,
+        units=units,
+        schedule=schedule,
+        arrivals=arrivals,
+        count=count,
+        seq_lens=seq_lens,
+        first_keys=kv_begin,
+        num_sequences=num_sequences,
+        query_len=query_len,
+        num_tiles=num_tiles,
+        shift=options.shift,
+        window=options.shifted_window or 0,
+        KV_HEADS=num_kv_heads,
+        TILE_TOKENS=tile_tokens,
+        KEYS=shape.keys,
+        THIN=is_thin,
+        PADDED_SEQUENCES=power_of_two(num_sequences),
+        CHUNK=_CHUNK,
+        MOST_PIECES=MOST_PIECES if num_sequences > 1 else num_programs,
     )
     units = units.view(-1, RECORD.value)
     thin, fat = None, None
@@ -121,22 +137,22 @@ def _plan_kernel(
     cu_seqlens_q, positions, units, schedule, arrivals, count, seq_lens, first_keys,
     num_sequences, query_len, num_tiles, shift, window,
     KV_HEADS: tl.constexpr, TILE_TOKENS: tl.constexpr, KEYS: tl.constexpr, THIN: tl.constexpr,
-    PADDED_SEQUENCES: tl.constexpr, ABREAST: tl.constexpr, MOST_PIECES: tl.constexpr,
+    PADDED_SEQUENCES: tl.constexpr, CHUNK: tl.constexpr, MOST_PIECES: tl.constexpr,
 ):  # fmt: skip
     program, num_programs = tl.program_id(0), tl.num_programs(0)
-    step = num_programs * ABREAST
-    at = tl.arange(0, ABREAST)
-    for begin in range(program * ABREAST, num_sequences + 1, step):
+    step = num_programs * CHUNK
+    at = tl.arange(0, CHUNK)
+    for begin in range(program * CHUNK, num_sequences + 1, step):
         s = begin + at
         tl.store(cu_seqlens_q + s, s * query_len, s <= num_sequences)
-    for begin in range(program * ABREAST, num_sequences * query_len, step):
+    for begin in range(program * CHUNK, num_sequences * query_len, step):
         token = begin + at
         s = token // query_len
         exists = s < num_sequences
         seq_len = tl.load(seq_lens + s, exists, 0).to(tl.int32)
         tl.store(positions + token, shift_positions(seq_len - query_len + token % query_len, shift), exists)
     if THIN:
-        for begin in range(program * ABREAST, num_sequences * KV_HEADS, step):
+        for begin in range(program * CHUNK, num_sequences * KV_HEADS, step):
             tl.store(arrivals + begin + at, 0, begin + at < num_sequences * KV_HEADS)
         s = tl.arange(0, PADDED_SEQUENCES)
         kv_begin, kv_end = _write_records(
@@ -158,7 +174,7 @@ def _plan_kernel(
     else:
         if program == 0:
             tl.store(count, num_sequences * num_tiles)
-        for begin in range(program * ABREAST, num_sequences * num_tiles, step):
+        for begin in range(program * CHUNK, num_sequences * num_tiles, step):
             # As in list_units_kernel, work rises and falls without jumps.
             unit = begin + at
             s = unit // num_tiles

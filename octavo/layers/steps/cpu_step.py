@@ -73,18 +73,50 @@ class CpuStep:
         partial_lse = torch.empty(plan.num_partials, num_heads, dtype=torch.float32)
         # The structures hold only addresses, so these objects must stay alive.
         self._alive = (plan, slots, table, positions, partial_out, partial_lse)
-        cache_strides = (data.stride(2), data.stride(4), data.stride(3))
+        _, _, block_stride, head_stride, token_stride, _ = data.stride()
         self._store = StoreCall(
-            *(0, 0, 0, 0, slots.data_ptr()),
-            *(width, head_dim, width, head_dim, *cache_strides, *cache_strides),
-            *(num_tokens, num_kv_heads, head_dim, self._num_slots, block_size, data.itemsize),
+            slots=slots.data_ptr(),
+            k_token=width,
+            k_head=head_dim,
+            v_token=width,
+            v_head=head_dim,
+            kc_block=block_stride,
+            kc_token=token_stride,
+            kc_head=head_stride,
+            vc_block=block_stride,
+            vc_token=token_stride,
+            vc_head=head_stride,
+            num_tokens=num_tokens,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            num_slots=self._num_slots,
+            block_size=block_size,
+            kv_bytes=data.itemsize,
         )
         self._attend = AttendCall(
-            *(0, 0, 0, table.data_ptr(), positions.data_ptr(), None),
-            *(0, self._lse.data_ptr(), partial_out.data_ptr(), partial_lse.data_ptr()),
-            *(width, head_dim, *cache_strides, *cache_strides, table.stride(0)),
-            *(num_tokens, *table.shape, num_blocks, block_size, num_heads, num_kv_heads, head_dim),
-            data.itemsize,
+            table=table.data_ptr(),
+            positions=positions.data_ptr(),
+            lse=self._lse.data_ptr(),
+            partial_out=partial_out.data_ptr(),
+            partial_lse=partial_lse.data_ptr(),
+            q_token=width,
+            q_head=head_dim,
+            k_block=block_stride,
+            k_token=token_stride,
+            k_head=head_stride,
+            v_block=block_stride,
+            v_token=token_stride,
+            v_head=head_stride,
+            table_row=table.stride(0),
+            num_tokens=num_tokens,
+            num_rows=table.shape[0],
+            num_columns=table.shape[1],
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            kv_bytes=data.itemsize,
         )
         self._width = width
         self._library = kernel_library()
@@ -139,8 +171,13 @@ class CpuStep:
         addresses = (ctypes.c_void_p * len(rotations))(*(each.data_ptr() for each in rotations))
         keys = self._data.data_ptr()
         step = StackStep(
-            *(ctypes.addressof(addresses), ctypes.addressof(self._plan), self._attend, self._store),
-            *(keys, keys + self._value_bytes, self._layer_bytes),
+            ctypes.addressof(addresses),
+            ctypes.addressof(self._plan),
+            self._attend,
+            self._store,
+            keys,
+            keys + self._value_bytes,
+            self._layer_bytes,
         )
         check_status(stack(hidden, step), self._plan, step.attend)
 
