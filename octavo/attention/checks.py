@@ -23,8 +23,8 @@ def check_forward_only(*tensors: Tensor | None) -> None:
 
     A transform of torch.func is refused whatever it wraps: what a call makes inside of it is wrapped, too.
     """
-    given = [x for x in tensors if isinstance(x, Tensor)]
-    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
+    inputs = [x for x in tensors if isinstance(x, Tensor)]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
         raise InvalidArgumentError(
             "these operators compute no gradients; call them under torch.no_grad() or torch.inference_mode()"
         )
@@ -36,7 +36,7 @@ def check_forward_only(*tensors: Tensor | None) -> None:
         )
     if forward_ad._current_level < 0 or not torch._C._is_fwd_grad_enabled():
         return
-    if any(forward_ad.unpack_dual(x).tangent is not None for x in given):
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in inputs):
         raise InvalidArgumentError(
             "these operators compute no gradients, and the tangents of forward mode neither; call them under "
             "torch.inference_mode(), or with the primals"

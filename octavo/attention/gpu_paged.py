@@ -59,7 +59,7 @@ def paged_attention_with_lse(
     """Make a task map and attend; see octavo.attention.paged_attention_with_lse. Does not wait for the
     device.
 
-    A model instead calls plan_step once per step, and attend_with_map in each layer.
+    A model instead calls make_step_map once per step, and attend_with_map in each layer.
 
     Raises:
         InvalidArgumentError: the scale is not positive.
@@ -67,7 +67,7 @@ def paged_attention_with_lse(
     if q.shape[0] == 0 or metadata.seq_lens.shape[0] == 0:
         out, lse = q.new_zeros(*q.shape[:2], cache.v.shape[3]), q.new_empty(q.shape[:2], dtype=torch.float32)
         return add_sinks(out, lse.fill_(-torch.inf), options.sinks, q.dtype)
-    step_map = plan_step(q, cache, metadata, options.window, right=options.right, num_splits=num_splits)
+    step_map = make_step_map(q, cache, metadata, options.window, right=options.right, num_splits=num_splits)
     return attend_with_map(q, cache, metadata, options, step_map)
 
 
@@ -89,7 +89,7 @@ def uniform_attention_with_lse(
     """
     from octavo.attention.triton import uniform_map as uniform
 
-    step_map, cu_seqlens_q = uniform.plan_uniform(
+    step_map, cu_seqlens_q = uniform.make_uniform_map(
         seq_lens,
         kv_begin,
         query_len=query_len,
@@ -120,7 +120,7 @@ def uniform_attention_with_lse(
     return attend_with_map(q, cache, metadata, options, step_map)
 
 
-def plan_step(
+def make_step_map(
     q: Tensor,
     cache: LayerCache,
     metadata: AttentionMetadata,
@@ -131,7 +131,7 @@ def plan_step(
     num_splits: int = 0,
 ) -> "StepMap":
     """Make a step's task map, for every layer with the shapes and dtypes of q and cache; see
-    step_map.plan_step.
+    step_map.make_step_map.
 
     There is at least one query token and one sequence.
 
@@ -141,7 +141,7 @@ def plan_step(
     from octavo.attention.triton import step_map
 
     check_work(metadata.work, "triton")
-    return step_map.plan_step(
+    return step_map.make_step_map(
         metadata,
         num_tokens=q.shape[0],
         num_heads=q.shape[1],
@@ -261,20 +261,21 @@ def _block_size(cache: LayerCache, metadata: AttentionMetadata) -> int:
 
 
 def _attend_units(call: "Call", metadata: AttentionMetadata, step_map: "StepMap", *, early: bool) -> None:
-    """Attend the units of the map; early: see triton.paged_decode.attend_thin."""
+    """Attend the units of the map; early: see triton.paged_decode.attend_decode."""
     from octavo.attention.hopper import tma_decode, tma_prefill
     from octavo.attention.triton import paged_decode, paged_prefill
 
     if not step_map.covers_all:
         call.queries.out.zero_()
         call.queries.lse.fill_(-torch.inf)
-    thin, fat = step_map.thin, step_map.fat
-    if thin is not None:
-        decode = tma_decode if tma_decode.unsupported_reason(call, thin) is None else paged_decode
-        decode.attend_thin(call, metadata, thin, early=early)
-    if fat is not None:
-        prefill = tma_prefill if tma_prefill.unsupported_reason(call, fat) is None else paged_prefill
-        prefill.attend_fat(call, fat)
+    work = step_map.decode
+    if work is not None:
+        kernel = tma_decode if tma_decode.unsupported_reason(call, work) is None else paged_decode
+        kernel.attend_decode(call, metadata, work, early=early)
+    work = step_map.prefill
+    if work is not None:
+        kernel = tma_prefill if tma_prefill.unsupported_reason(call, work) is None else paged_prefill
+        kernel.attend_prefill(call, work)
 
 
 def attend_fat_nodes(call: "Call", forest: "DeviceForest", *, decodes: bool) -> None:

@@ -107,8 +107,8 @@ def _refuse(dropout: float, output_attentions: bool | None, others: dict[str, ob
         raise InvalidArgumentError(
             "octavo's attention stores no probabilities: output_attentions must be False"
         )
-    for name, given in others.items():
-        if given is not None and name not in _NOT_OURS:
+    for name, value in others.items():
+        if value is not None and name not in _NOT_OURS:
             raise InvalidArgumentError(
                 f"octavo's attention does not know the argument {name!r} of this model; "
                 "load it with attn_implementation='sdpa'"

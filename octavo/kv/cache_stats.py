@@ -21,7 +21,7 @@ class KVStats:
         prefix_hit_tokens: tokens that they found.
         num_evictions: cached blocks lost to new allocations.
         block_size: tokens per block.
-        bytes_per_block: keys and values of one block, all layers; 0 if the manager was not told.
+        bytes_per_block: keys and values of one block, all layers; 0 if the manager does not know it.
     """
 
     num_blocks: int

@@ -74,12 +74,12 @@ def make_scales(
     k: Tensor, num_sequences: int, options: Options
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the scales [S, KH] float32 of (keys and queries together, keys, values), or None each."""
-    given = (options.q_descale, options.k_descale, options.v_descale)
-    if all(x is None for x in given):
+    scales = (options.q_descale, options.k_descale, options.v_descale)
+    if all(x is None for x in scales):
         return None, None, None
     ones = torch.ones(num_sequences, k.shape[-2], dtype=torch.float32, device=k.device)
     # Kernels take both scales or neither.
-    q_scale, k_scale, v_scale = (ones if x is None else x.float().contiguous() for x in given)
+    q_scale, k_scale, v_scale = (ones if x is None else x.float().contiguous() for x in scales)
     return k_scale if q_scale is ones else k_scale * q_scale, k_scale, v_scale
 
 
@@ -101,7 +101,7 @@ def make_table(
 
 
 def make_lengths(name: str, lengths: Tensor | int | None, default: int, q: Tensor, num: int) -> Tensor:
-    """Return lengths [S] int32: given as a tensor or one int for all, else the default."""
+    """Return lengths [S] int32: of a tensor, of one int for all sequences, or the default."""
     if isinstance(lengths, Tensor):
         return int32(lengths)
     value = default if lengths is None else lengths

@@ -146,7 +146,7 @@ def _attend_on_cpu(call: Call, options: ScoreOptions) -> tuple[Tensor, Tensor]:
     layer = LayerCache(keys.k, keys.v, keys.k_scale, keys.v_scale)
     if call.plan is None and choose_for_call("auto", layer, call.queries.q.dtype, options) == "c":
         return on_cpu.attend(call, layer, options)
-    plan = on_cpu.plan(call, options).plan
+    plan = on_cpu.host_work(call, options).plan
     call = call._replace(
         keys=keys._replace(seq_lens=keys.seq_lens.clamp(min=0)),
         plan=call.plan if isinstance(call.plan, ForestPlan) else plan,

@@ -50,28 +50,13 @@ def flash_attn_func(
 
 
 def flash_attn_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-    *,
-    qv: Tensor | None = None,
-    q_descale: Tensor | None = None,
-    k_descale: Tensor | None = None,
-    v_descale: Tensor | None = None,
-    attention_chunk: int = 0,
-    num_splits: int = 0,
-    pack_gqa: bool | None = None,
-    sm_margin: int = 0,
-    s_aux: Tensor | None = None,
-) -> Attended:
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: Window = (-1, -1), softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, deterministic: bool = False, return_attn_probs: bool = False, *,
+    qv: Tensor | None = None, q_descale: Tensor | None = None, k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None, attention_chunk: int = 0, num_splits: int = 0,
+    pack_gqa: bool | None = None, sm_margin: int = 0, s_aux: Tensor | None = None,
+) -> Attended:  # fmt: skip
     """Attend q [B, Sq, H, D] to k [B, Sk, KH, D] and v [B, Sk, KH, Dv]; H is a multiple of KH.
 
     For the options see flash_attn_with_kvcache.
@@ -122,16 +107,10 @@ def flash_attn_qkvpacked_func(
 
 
 def flash_attn_qkvpacked_func(
-    qkv: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Attended:
+    qkv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+    window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
+    deterministic: bool = False, return_attn_probs: bool = False,
+) -> Attended:  # fmt: skip
     """Call flash_attn_func with the parts of qkv [B, S, 3, H, D]."""
     check_shape("qkv", qkv, "[B, S, 3, H, D]", [None, None, 3, None, None])
     q, k, v = qkv.unbind(2)
@@ -175,17 +154,10 @@ def flash_attn_kvpacked_func(
 
 
 def flash_attn_kvpacked_func(
-    q: Tensor,
-    kv: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Attended:
+    q: Tensor, kv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+    window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
+    deterministic: bool = False, return_attn_probs: bool = False,
+) -> Attended:  # fmt: skip
     """Call flash_attn_func with q [B, Sq, H, D] and the parts of kv [B, Sk, 2, KH, D]."""
     check_shape("kv", kv, "[B, Sk, 2, KH, D]", [None, None, 2, None, None])
     k, v = kv.unbind(2)

@@ -91,7 +91,7 @@ def run_ragged(
     if block_table is not None and bounds is not None:
         if debug.may_read(bounds):
             debug.check_paged_keys(bounds)
-        # Of the cumulative lengths of paged keys only the differences count.
+        # Only the differences of the cumulative lengths count where keys are paged.
         used = bounds[1:] - bounds[:-1] if lengths.seqused_k is None else lengths.seqused_k
         lengths = lengths._replace(cu_seqlens_k=None, seqused_k=used)
     scales = make_scales(caches[1], alike.num_sequences, options)

@@ -79,41 +79,17 @@ def flash_attn_varlen_func(
 
 
 def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-    block_table: Tensor | None = None,
-    *,
-    seqused_q: Tensor | None = None,
-    seqused_k: Tensor | None = None,
-    qv: Tensor | None = None,
-    q_v: Tensor | None = None,
-    q_descale: Tensor | None = None,
-    k_descale: Tensor | None = None,
-    v_descale: Tensor | None = None,
-    attention_chunk: int = 0,
-    num_splits: int = 0,
-    pack_gqa: bool | None = None,
-    sm_margin: int = 0,
-    scheduler_metadata: Tensor | None = None,
-    s_aux: Tensor | None = None,
-    out: Tensor | None = None,
-    return_softmax_lse: bool = False,
-    fa_version: int | None = None,
-    plan: Plan = None,
-) -> Attended:
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None, max_seqlen_k: int | None = None, dropout_p: float = 0.0,
+    softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
+    softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False,
+    return_attn_probs: bool = False, block_table: Tensor | None = None, *, seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None, qv: Tensor | None = None, q_v: Tensor | None = None,
+    q_descale: Tensor | None = None, k_descale: Tensor | None = None, v_descale: Tensor | None = None,
+    attention_chunk: int = 0, num_splits: int = 0, pack_gqa: bool | None = None, sm_margin: int = 0,
+    scheduler_metadata: Tensor | None = None, s_aux: Tensor | None = None, out: Tensor | None = None,
+    return_softmax_lse: bool = False, fa_version: int | None = None, plan: Plan = None,
+) -> Attended:  # fmt: skip
     """Attend ragged q [T, H, D] to ragged keys [Tk, KH, D], or to paged ones through a block table.
 
     For the options see flash_attn_with_kvcache. The last query of a sequence is at its last key.
@@ -188,18 +164,11 @@ def flash_attn_varlen_qkvpacked_func(
 
 
 def flash_attn_varlen_qkvpacked_func(
-    qkv: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
+    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = 0.0,
+    softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
+    softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Attended:
+) -> Attended:  # fmt: skip
     """Call flash_attn_varlen_func with the parts of qkv [T, 3, H, D]."""
     check_shape("qkv", qkv, "[T, 3, H, D]", [None, 3, None, None])
     q, k, v = qkv.unbind(1)
@@ -250,21 +219,11 @@ def flash_attn_varlen_kvpacked_func(
 
 
 def flash_attn_varlen_kvpacked_func(
-    q: Tensor,
-    kv: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Attended:
+    q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+    window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
+    deterministic: bool = False, return_attn_probs: bool = False,
+) -> Attended:  # fmt: skip
     """Call flash_attn_varlen_func with q [T, H, D] and the parts of kv [Tk, 2, KH, D]."""
     check_shape("kv", kv, "[Tk, 2, KH, D]", [None, 2, None, None])
     k, v = kv.unbind(1)

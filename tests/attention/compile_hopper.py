@@ -148,7 +148,7 @@ def compile_decode(tile, block_size=128, *, begins=False):
         ),
     ]
     options = {"num_warps": 1, "maxnreg": tile.max_registers, "launch_pdl": True}
-    return compile_kernel(hopper_decode._attend_thin_kernel, arguments, **options)
+    return compile_kernel(hopper_decode._attend_decode_kernel, arguments, **options)
 
 
 def compile_nodes(tile, gather, block_size=128, *, begins=False):

@@ -40,13 +40,13 @@ def attend_twice(case, window):
     q = fused[..., 128:256].copy_(moved.q)
     layer = (q, moved.cache, moved.metadata, ScoreOptions(128**-0.5, window))
     with poisoned_memory():
-        step_map = gpu_paged.plan_step(q, moved.cache, moved.metadata, window)
+        step_map = gpu_paged.make_step_map(q, moved.cache, moved.metadata, window)
         results = [gpu_paged.attend_with_map(*layer, step_map) for _ in range(2)]
-    assert not step_map.thin.arrivals.any()
+    assert not step_map.decode.arrivals.any()
     tensors = (q, moved.cache, moved.metadata.positions, moved.metadata.block_table)
     call = make_call(*tensors, layer[-1], results[0])
     is_hopper = torch.cuda.get_device_capability()[0] == 9
-    assert (hopper_decode.unsupported_reason(call, step_map.thin) is None) == is_hopper
+    assert (hopper_decode.unsupported_reason(call, step_map.decode) is None) == is_hopper
     return results, step_map
 
 
@@ -147,7 +147,7 @@ def check_leaves(case, planned=None):
     step_map = check(replace(case, metadata=replace(case.metadata, work=forest)))
     if torch.cuda.get_device_capability()[0] == 9:
         many = case.q.shape[0] >= 128
-        assert step_map.thin.shape == (LEAF_SHAPE if many else FEW_LEAVES_SHAPE)
+        assert step_map.decode.shape == (LEAF_SHAPE if many else FEW_LEAVES_SHAPE)
     return plan
 
 

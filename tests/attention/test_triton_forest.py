@@ -59,7 +59,7 @@ def test_extend_with_keys_in_parts(monkeypatch):
     monkeypatch.setattr("octavo.attention.tilings.step_tiles.num_multiprocessors", lambda device: 24)
     monkeypatch.setattr("octavo.attention.tilings.step_tiles._MIN_SPLIT_KEYS", 32)
     case = shared_case([3, 18, 1, 7, 2])
-    assert make_map(to_device(case)).fat.num_parts > 1
+    assert make_map(to_device(case)).prefill.num_parts > 1
     check(case)
 
 

@@ -141,7 +141,7 @@ def test_attends_in_one_call(impl, monkeypatch):
 def test_attends_over_a_float8_cache_in_one_call(impl, monkeypatch):
     monkeypatch.setattr("octavo.attention.plan.device_forest._LAUNCH_BYTES", 0)
     # The interpreter alone has no float8; triton_cases gives it some.
-    for module in ("forest_attention", "choice"):
+    for module in ("interface", "implementations"):
         monkeypatch.setattr(sys.modules[f"octavo.attention.{module}"], "choose_impl", lambda impl, *_: impl)
     case, scales = make_float8_case(*TWELVE, rows=ROWS_OF_TWELVE, block_size=16)
     moved = to_device(case)

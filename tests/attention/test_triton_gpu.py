@@ -66,7 +66,7 @@ def test_mixed_batch(dtype, block_size, head_dim):
     case = make_case(seq_lens, query_lens, heads=8, head_dim=head_dim, block_size=block_size, dtype=dtype)
     assert_within_twice_plain_torch(case)
     moved = to_device(case)
-    fat = gpu_paged.plan_step(moved.q, moved.cache, moved.metadata).fat
+    fat = gpu_paged.make_step_map(moved.q, moved.cache, moved.metadata).prefill
     is_taken = hopper_prefill.unsupported_reason(call_of(moved), fat) is None
     is_hopper = torch.cuda.get_device_capability()[0] == 9
     assert is_taken == (is_hopper and block_size % 16 == 0)

@@ -33,15 +33,15 @@ def assert_hopper(case, **options):
     """Hopper's kernels take the call."""
     moved, scores = to_device(case), ScoreOptions(0.1, **options)
     metadata = moved.metadata
-    made = gpu_paged.plan_step(moved.q, moved.cache, metadata, scores.window, right=scores.right)
+    made = gpu_paged.make_step_map(moved.q, moved.cache, metadata, scores.window, right=scores.right)
     call = make_call(
         *(moved.q, moved.cache, made.positions, metadata.block_table, scores, empty_results(moved.q)),
         begins=metadata.kv_begin is not None,
         one_block=gpu_paged.is_one_block(metadata),
     )
-    reasons = [hopper_decode.unsupported_reason(call, made.thin)]
-    if made.fat is not None and made.fat.num_parts == 1:
-        reasons.append(hopper_prefill.unsupported_reason(call, made.fat))
+    reasons = [hopper_decode.unsupported_reason(call, made.decode)]
+    if made.prefill is not None and made.prefill.num_parts == 1:
+        reasons.append(hopper_prefill.unsupported_reason(call, made.prefill))
     assert reasons == [None] * len(reasons) or torch.cuda.get_device_capability()[0] != 9
 
 

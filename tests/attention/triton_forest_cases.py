@@ -54,7 +54,9 @@ def make_map(moved, window=None, thin=THIN, right=0):
     heads = (moved.q.shape[1], moved.k_cache.shape[2], moved.q.shape[2])
     names = ("num_heads", "num_kv_heads", "head_dim")
     sizes = dict(zip(names, heads, strict=True), num_tokens=moved.q.shape[0], dtype=moved.q.dtype)
-    return triton_plan.plan_step(moved.metadata, window=window, thin=thin, fat=FAT, right=right, **sizes)
+    return triton_plan.make_step_map(
+        moved.metadata, window=window, decode=thin, prefill=FAT, right=right, **sizes
+    )
 
 
 def run_shared(case, forest, *, window=None, thin=THIN, **options):

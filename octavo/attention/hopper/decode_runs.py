@@ -49,7 +49,7 @@ _ROWS_IN_FLIGHT = gl.constexpr(8)
 
 
 class Run(NamedTuple):
-    """The schedule, and the memory that programs share; the fields of ThinWork."""
+    """The schedule, and the memory that programs share; the fields of DecodeWork."""
 
     units: Any
     schedule: Any
@@ -168,7 +168,7 @@ class Ahead(NamedTuple):
 
 
 @gluon.jit
-def plan_run(run, tiles_per_program, num_sequences, shape):
+def start_run(run, tiles_per_program, num_sequences, shape):
     """Return the cursor at the first tile that the program attends, and the order of its run."""
     num_all = gl.load(run.schedule + 1)
     begin = gl.minimum(gl.program_id(0) * tiles_per_program, num_all)

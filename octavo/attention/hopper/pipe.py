@@ -176,8 +176,8 @@ def clear_outside(tile, first, end, KEYS: gl.constexpr, NUM_WARPS: gl.constexpr)
     """
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [NUM_WARPS, 1], [1, 0])
     key = gl.arange(0, KEYS, layout=gl.SliceLayout(1, LAYOUT))
-    held = tile.load(LAYOUT)
-    tile.store(gl.where(((key >= first) & (key < end))[:, None], held, 0.0).to(held.dtype))
+    values = tile.load(LAYOUT)
+    tile.store(gl.where(((key >= first) & (key < end))[:, None], values, 0.0).to(values.dtype))
     fence_async_shared()
 
 

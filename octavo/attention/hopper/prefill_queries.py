@@ -54,7 +54,7 @@ def key_tiles(record, KEYS: gl.constexpr):
 # Query rows of a warpgroup.
 HALF = gl.constexpr(64)
 
-# Copies are of 16 bytes; Triton must see that each begins at a multiple, and looks for 16 alone.
+# Each copy has 16 bytes and must begin at a multiple of 16, the only multiple that Triton recognises.
 _ALIGNED = 16
 
 
@@ -177,7 +177,7 @@ def _wide_layout(o_layout, head_dim, dtype):
 
 @gluon.constexpr_function
 def _warp_layout(registers, lanes, head_dim):
-    """Return a layout whose warps hold 16 rows each, as products do; some bits are given."""
+    """Return a layout whose warps hold 16 rows each, as products do; the caller chooses the other bits."""
     columns = [[0, column] for column in (32, 64) if column < head_dim]
     return gl.DistributedLinearLayout(
         reg_bases=[*registers, *columns],

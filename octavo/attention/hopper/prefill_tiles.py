@@ -7,15 +7,15 @@
     warps           wait for s, arrive k_free[n]
                     [ softmax of s -> w[n] ]
                                     wait for o, arrive v_free[n - 1], o *= shrink
-    first tile     q k[0] and its softmax alone, then values after the last key set to 0
-    last tile      at the end w[last] v[last] alone, beside it the copy of the next turn's queries
+    first tile     q k[0] and its softmax by itself, then values after the last key set to 0
+    last tile      at the end w[last] v[last] by itself, beside it the copy of the next turn's queries
 
 [n] stands for stage n % STAGES of the pipe, whose buffers the fetching warp fills (pipe.py). Weights are
 operands in registers; queries, keys and values in shared memory. A warpgroup without rows in a unit
 (pass_item) must still arrive at the `free` barriers, since they count both warpgroups.
 
 A sequence's last tile is the first, since the causal mask hides part of that one from nearly every unit:
-masking costs instructions, and the first tile runs alone and is masked anyway.
+masking costs instructions, and the first tile runs by itself and is masked anyway.
 
 Two warpgroups take turns at the tensor cores (ping-pong), so that one's softmax runs beside the other's
 products. Without turns both start their products together, wait for them together, and then leave the tensor
@@ -70,13 +70,13 @@ class Item(NamedTuple):
 @gluon.jit
 def pass_item(record, pipe, used, shape, KEYS: gl.constexpr, FIRST_ROW: gl.constexpr):
     """Free an item's tiles for a half that has no rows in it; return the number of the next tile."""
-    ALONE: gl.constexpr = shape.rows == HALF
+    ONE_GROUP: gl.constexpr = shape.rows == HALF
     SECOND: gl.constexpr = FIRST_ROW > 0
     _, num_tiles = key_tiles(record, KEYS)
     for i in range(0, num_tiles):
         stage, phase = (used + i) % pipe.stages, ((used + i) // pipe.stages) & 1
-        begin_products(ALONE, SECOND)
-        end_products(ALONE, SECOND)
+        begin_products(ONE_GROUP, SECOND)
+        end_products(ONE_GROUP, SECOND)
         mbarrier.wait(pipe.k_filled.index(stage), phase)
         mbarrier.arrive(pipe.k_free.index(stage), count=1)
         mbarrier.wait(pipe.v_filled.index(stage), phase)
@@ -133,11 +133,11 @@ def _attend_first(
 ):  # fmt: skip
     """Compute the weights of an item's first tile, and clear the values of it that no row sees."""
     stage, phase = item.used % item.pipe.stages, (item.used // item.pipe.stages) & 1
-    ALONE: gl.constexpr = shape.rows == HALF
-    begin_products(ALONE, SECOND)
+    ONE_GROUP: gl.constexpr = shape.rows == HALF
+    begin_products(ONE_GROUP, SECOND)
     mbarrier.wait(item.pipe.k_filled.index(stage), phase)
     s = _start_scores(item, stage, KEYS)
-    end_products(ALONE, SECOND)
+    end_products(ONE_GROUP, SECOND)
     s = warpgroup_mma_wait(0, deps=(s,))
     mbarrier.arrive(item.pipe.k_free.index(stage), count=1)
     # There is no sum yet that the first tile's maximum could shrink.
@@ -203,14 +203,14 @@ def _step(
     pipe = item.pipe
     now, before = item.used + i, item.used + i - 1
     k_stage, v_stage = now % pipe.stages, before % pipe.stages
-    ALONE: gl.constexpr = shape.rows == HALF
-    begin_products(ALONE, SECOND)
+    ONE_GROUP: gl.constexpr = shape.rows == HALF
+    begin_products(ONE_GROUP, SECOND)
     mbarrier.wait(pipe.k_filled.index(k_stage), (now // pipe.stages) & 1)
     s = _start_scores(item, k_stage, KEYS)
     mbarrier.wait(pipe.v_filled.index(v_stage), (before // pipe.stages) & 1)
     operand = unpack(weights, item.q.dtype, O_LAYOUT)
     pending = warpgroup_mma(operand, pipe.v.index(v_stage), values, is_async=True)
-    end_products(ALONE, SECOND)
+    end_products(ONE_GROUP, SECOND)
     s = warpgroup_mma_wait(1, deps=(s,))
     mbarrier.arrive(pipe.k_free.index(k_stage), count=1)
     weights, top, total, shrink = _softmax(s, top, total, i, item, shape, MASKED, O_LAYOUT)
@@ -277,9 +277,9 @@ def open_turns(SECOND: gl.constexpr):
 
 
 @gluon.jit
-def begin_products(ALONE: gl.constexpr, SECOND: gl.constexpr):
-    """Wait until it is this warpgroup's turn; ALONE: there is no other one."""
-    if not ALONE:
+def begin_products(ONE_GROUP: gl.constexpr, SECOND: gl.constexpr):
+    """Wait until it is this warpgroup's turn; ONE_GROUP: there is no other one."""
+    if not ONE_GROUP:
         if SECOND:
             _barrier("bar.sync 9, 256; mov.u32 $0, 0;")
         else:
@@ -287,9 +287,9 @@ def begin_products(ALONE: gl.constexpr, SECOND: gl.constexpr):
 
 
 @gluon.jit
-def end_products(ALONE: gl.constexpr, SECOND: gl.constexpr):
+def end_products(ONE_GROUP: gl.constexpr, SECOND: gl.constexpr):
     """Give the turn to the other warpgroup."""
-    if not ALONE:
+    if not ONE_GROUP:
         if SECOND:
             _barrier("bar.arrive 8, 256; mov.u32 $0, 0;")
         else:

@@ -42,12 +42,12 @@ from octavo.attention.hopper.decode_runs import (
     merge_pieces,
     next_piece,
     partial_id,
-    plan_run,
+    start_run,
 )
 from octavo.attention.hopper.pipe import cache_unsupported_reason, describe_caches, make_pipe
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.tilings.hopper import DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE
-from octavo.attention.triton.kernel_call import Call, ThinWork
+from octavo.attention.triton.kernel_call import Call, DecodeWork
 from octavo.attention.triton.tiles import LN_2
 from octavo.attention.triton.units import RECORD
 from octavo.kernels.device import power_of_two
@@ -57,17 +57,17 @@ from octavo.kernels.launch import launch, overlaps
 _MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8]))
 
 
-def unsupported_reason(call: Call, work: ThinWork) -> str | None:
-    """Return why the kernel cannot run a call's thin units, or None if it can."""
+def unsupported_reason(call: Call, work: DecodeWork) -> str | None:
+    """Return why the kernel cannot run a call's decode units, or None if it can."""
     if work.shape not in (DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE):
         return "the units are tiled for the portable kernel"
     return cache_unsupported_reason(call)
 
 
-def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, early: bool) -> None:
-    """Attend the thin units and write their rows of the results; clears rows that no sequence covers.
+def attend_decode(call: Call, metadata: AttentionMetadata, work: DecodeWork, *, early: bool) -> None:
+    """Attend the decode units and write their rows of the results; clears rows that no sequence covers.
 
-    The arguments are those of triton.decode.attend_thin.
+    The arguments are those of triton.decode.attend_decode.
     """
     tile = work.shape
     shape = call.shape(tile)
@@ -76,7 +76,7 @@ def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, earl
     most_rows = min(tile.rows, power_of_two(metadata.max_query_len * shape.group.value))
     k_matrix, v_matrix, places = describe_caches(call, tile.keys)
     launch(
-        _attend_thin_kernel,
+        _attend_decode_kernel,
         (work.schedule.shape[0] - 2,),
         queries=call.queries,
         cache=call.cache,
@@ -102,7 +102,7 @@ def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, earl
 
 
 @gluon.jit(do_not_specialize=["num_sequences", "num_rows"])
-def _attend_thin_kernel(
+def _attend_decode_kernel(
     queries, cache, k_matrix, v_matrix, places, score, run, cu_seqlens_q, num_sequences, num_rows, shape,
     MERGED_ROWS: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, OVERLAP: gl.constexpr,
     EARLY: gl.constexpr, KEYS_ARE_OLD: gl.constexpr,
@@ -116,7 +116,7 @@ def _attend_thin_kernel(
     if OVERLAP and not (EARLY or KEYS_ARE_OLD):
         gdc_wait()
     tiles_per_program = gl.load(run.schedule)
-    now, order = plan_run(run, tiles_per_program, num_sequences, shape)
+    now, order = start_run(run, tiles_per_program, num_sequences, shape)
     source = (k_matrix, v_matrix, places, cache)
     ahead = look_ahead(source, run, now, order, shape)
     for _ in gl.static_range(STAGES - 1):

@@ -59,13 +59,13 @@ from octavo.attention.hopper.prefill_tiles import attend_item, open_turns, pass_
 from octavo.attention.plan.device_forest import DeviceForest
 from octavo.attention.tilings.hopper import NODE_SHAPE, PROMPT_SHAPE, SHORT_SHAPE, attended_tile
 from octavo.attention.tilings.portable import TileShape
-from octavo.attention.triton.kernel_call import Call, FatWork
+from octavo.attention.triton.kernel_call import Call, PrefillWork
 from octavo.kernels.device import num_multiprocessors
 from octavo.kernels.launch import launch
 
 
-def unsupported_reason(call: Call, work: FatWork) -> str | None:
-    """Return why the kernel cannot run a call's fat units, or None if it can."""
+def unsupported_reason(call: Call, work: PrefillWork) -> str | None:
+    """Return why the kernel cannot run a call's prefill units, or None if it can."""
     is_tiled = work.shape == SHORT_SHAPE or work.shape.rows == PROMPT_SHAPE.rows
     if work.num_parts > 1 or work.row_invariant or not is_tiled:
         return (
@@ -81,8 +81,8 @@ def nodes_unsupported_reason(call: Call, forest: DeviceForest) -> str | None:
     return cache_unsupported_reason(call) or query_tiles.unsupported_reason(call)
 
 
-def attend_fat(call: Call, work: FatWork) -> None:
-    """Attend the fat units."""
+def attend_prefill(call: Call, work: PrefillWork) -> None:
+    """Attend the prefill units."""
     num_tokens, num_heads, _ = call.q.shape
     tile = attended_tile(call.q.device, work.shape, num_tokens * num_heads, work.leaves_begin_at)
     _attend(call, None, work.units, work.count, tile)

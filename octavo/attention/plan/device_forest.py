@@ -7,7 +7,7 @@ import torch
 
 from octavo.attention.plan.node_plan import NodeCapacity, NodePlan, NodeTiling
 from octavo.attention.plan.prefix_forest import Costs
-from octavo.attention.tilings.portable import TileShape, padded_head_dim, thin_shape
+from octavo.attention.tilings.portable import TileShape, decode_shape, padded_head_dim
 from octavo.attention.tilings.step_tiles import node_tiles
 from octavo.errors import InvalidArgumentError
 from octavo.kernels.device import num_multiprocessors
@@ -90,7 +90,7 @@ class DeviceForest:
         self.heads = (num_heads, num_kv_heads, head_dim)
         self.block_size = block_size
         self._group = group = num_heads // num_kv_heads
-        self.thin_shape = thin or thin_shape(group, padded_head_dim(head_dim), dtype)
+        self.thin_shape = thin or decode_shape(group, padded_head_dim(head_dim), dtype)
         if fat is None:
             *fat_tiles, has_thin_units = node_tiles(self.device, group, head_dim, dtype, block_size)
         else:

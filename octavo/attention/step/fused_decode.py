@@ -28,7 +28,7 @@ from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.score_options import ScoreOptions
 from octavo.attention.step.fused_token import Rotation, find_piece, load_weights, rotate, store_row
 from octavo.attention.step.rotate_store import join_pairs
-from octavo.attention.tilings.portable import TileShape, alone_shape, padded_head_dim
+from octavo.attention.tilings.portable import TileShape, fused_shape, padded_head_dim
 from octavo.attention.triton import float8_pairs as float8
 from octavo.attention.triton.kernel_call import empty_results, make_call
 from octavo.attention.triton.tiles import (
@@ -59,7 +59,7 @@ class Step(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """Pointers to pieces' results, and to how many of a sequence's kv head have arrived; see AloneWork."""
+    """Pointers to pieces' results, and to how many of a sequence's kv head have arrived; see FusedWork."""
 
     arrivals: Any
     out: Any
@@ -67,7 +67,7 @@ class Pieces(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class AloneWork:
+class FusedWork:
     """Memory for layers with the same heads that run one after another.
 
     Attributes:
@@ -89,10 +89,10 @@ class AloneWork:
     partial_lse: Tensor
 
     @classmethod
-    def allocate(cls, cache: LayerCache, num_heads: int) -> "AloneWork":
+    def allocate(cls, cache: LayerCache, num_heads: int) -> "FusedWork":
         """Allocate for layers with such a cache; num_heads: H."""
         (_, _, num_kv_heads, head_dim), device = cache.k.shape, cache.k.device
-        tile = alone_shape(num_heads // num_kv_heads, padded_head_dim(head_dim), cache.k.dtype)
+        tile = fused_shape(num_heads // num_kv_heads, padded_head_dim(head_dim), cache.k.dtype)
         num_splits = _num_splits(num_kv_heads, device)
         num_programs = max(num_multiprocessors(device), num_kv_heads * num_splits)
         arrivals = torch.zeros(num_splits, num_kv_heads, dtype=torch.int32, device=device)
@@ -115,14 +115,14 @@ def _num_splits(num_kv_heads: int, device: torch.device) -> int:
     return max(1, num_multiprocessors(device) // num_kv_heads)
 
 
-def attend_alone(
+def attend_fused(
     qkv: Tensor,
     cache: LayerCache,
     metadata: AttentionMetadata,
     cos: Tensor,
     sin: Tensor,
     options: ScoreOptions,
-    work: AloneWork,
+    work: FusedWork,
     *,
     norm_weight: Tensor | None = None,
     eps: float = 0.0,
@@ -145,7 +145,7 @@ def attend_alone(
     results = empty_results(q)
     call = make_call(q, cache, metadata.positions, metadata.block_table, options, results)
     launch(
-        _attend_alone_kernel,
+        _attend_fused_kernel,
         (work.num_programs,),
         queries=call.queries,
         cache=call.cache,
@@ -171,7 +171,7 @@ def attend_alone(
 
 
 @triton.jit(do_not_specialize=["block_size", "num_sequences"])
-def _attend_alone_kernel(
+def _attend_fused_kernel(
     queries, cache, score, step, rotation, pieces, sinks, block_size, num_sequences, shape,
     SPLITS: tl.constexpr, SEQUENCES: tl.constexpr, MERGED_ROWS: tl.constexpr, NORM: tl.constexpr,
     OVERLAP: tl.constexpr,

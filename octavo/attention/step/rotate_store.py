@@ -171,7 +171,7 @@ def load_pairs(row_at, is_row, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr):
 
 @triton.jit
 def norm_pairs(first, second, first_weight, second_weight, eps, HEAD_DIM: tl.constexpr):
-    """RMS-norm heads given as pairs [HEADS, PAIRS] float32."""
+    """RMS-norm heads, as pairs [HEADS, PAIRS] float32."""
     mean_square = tl.sum(first * first + second * second, axis=1)[:, None] / HEAD_DIM
     scale = tl.rsqrt(mean_square + eps)
     return first * scale * first_weight, second * scale * second_weight

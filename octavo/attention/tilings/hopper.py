@@ -51,7 +51,7 @@ def attended_tile(device: torch.device, tile: TileShape, num_rows: int, leaves_b
     Args:
         device, num_rows: as for is_short.
         tile: how they are cut into units.
-        leaves_begin_at: see FatWork.
+        leaves_begin_at: see PrefillWork.
     """
     if tile == SHORT_SHAPE:
         return tile

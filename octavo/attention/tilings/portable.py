@@ -3,7 +3,7 @@
 Arguments of all functions here:
     group: query heads per kv head; a tile holds at least those of one token.
     padded_dim: head dimension, rounded up to a power of two.
-    dtype: of the cache for thin_shape, else of the GEMMs' operands.
+    dtype: of the cache for decode_shape, else of the GEMMs' operands.
 """
 
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ def padded_head_dim(head_dim: int, dtype: torch.dtype | None = None) -> int:
 
 
 @cache
-def thin_shape(group: int, padded_dim: int, dtype: torch.dtype, *, is_alone: bool = False) -> TileShape:
+def decode_shape(group: int, padded_dim: int, dtype: torch.dtype, *, is_alone: bool = False) -> TileShape:
     """Return the tiling for few query tokens, bound by memory; is_alone: the batch is one sequence."""
     rows = max(16, power_of_two(group))
     small_tile = _SMALL_TILES.get((padded_dim, dtype.itemsize))
@@ -87,7 +87,7 @@ def thin_shape(group: int, padded_dim: int, dtype: torch.dtype, *, is_alone: boo
     )
 
 
-def alone_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
+def fused_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
     """Return the tiling for the token of a sequence, or of a few, that is decoded: a program on each SM."""
     return TileShape(
         rows=max(16, power_of_two(group)),
@@ -99,7 +99,7 @@ def alone_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
 
 
 @cache
-def fat_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
+def prefill_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
     """Return the tiling for many query tokens, bound by the tensor cores."""
     wide = padded_dim * dtype.itemsize > 256
     return TileShape(
@@ -116,7 +116,7 @@ def fat_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
 def node_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
     """Return the portable kernel's tiling for shared nodes: many query tokens, few keys per program."""
     if padded_dim * dtype.itemsize > 256:
-        return fat_shape(group, padded_dim, dtype)
+        return prefill_shape(group, padded_dim, dtype)
     return TileShape(
         rows=max(64, power_of_two(group)),
         keys=_keys(padded_dim, dtype),
@@ -132,7 +132,7 @@ def deterministic_shape(group: int, padded_dim: int, dtype: torch.dtype) -> Tile
     16-bit dtypes use 64 rows, which Hopper's matrix instruction needs. float32 has no such instruction and
     decodes faster with few rows.
     """
-    return (thin_shape if dtype == torch.float32 else node_shape)(group, padded_dim, dtype)
+    return (decode_shape if dtype == torch.float32 else node_shape)(group, padded_dim, dtype)
 
 
 def _keys(padded_dim: int, dtype: torch.dtype) -> int:

@@ -11,15 +11,15 @@ from octavo.attention.cache import FLOAT8
 from octavo.attention.tilings import hopper
 from octavo.attention.tilings.portable import (
     TileShape,
+    decode_shape,
     deterministic_shape,
-    fat_shape,
     node_shape,
     padded_head_dim,
-    thin_shape,
+    prefill_shape,
 )
 from octavo.kernels.device import num_multiprocessors
 
-# Splitting a fat unit into parts with fewer keys would cost more than it saves.
+# Splitting a prefill unit into parts with fewer keys would cost more than it saves.
 _MIN_SPLIT_KEYS = 512
 _MOST_PARTS = 256
 # From this many sequences on, leaves that run beside nodes use smaller tiles.
@@ -55,7 +55,7 @@ class Layers:
         """Query heads per kv head."""
         return self.num_heads // self.num_kv_heads
 
-    def thin_tile(self, num_sequences: int, *, shares: bool) -> TileShape:
+    def decode_tile(self, num_sequences: int, *, shares: bool) -> TileShape:
         """Return the tiling for few query tokens; shares: see decode_tile."""
         return decode_tile(
             self.device,
@@ -69,11 +69,11 @@ class Layers:
 
     def split_tile(self) -> TileShape:
         """Return the tiling for few query tokens whose keys are read in parts."""
-        return thin_shape(self.group, self._padded_dim, self.cache_dtype)
+        return decode_shape(self.group, self._padded_dim, self.cache_dtype)
 
     def portable_tile(self) -> TileShape:
         """Return the tiling for many query tokens whose keys may be read in parts."""
-        return fat_shape(self.group, self._padded_dim, self._product_dtype)
+        return prefill_shape(self.group, self._padded_dim, self._product_dtype)
 
     def whole_tile(self, num_tokens: int) -> TileShape:
         """Return the tiling for many query tokens, num_tokens in all, whose keys are read in one part."""
@@ -92,7 +92,7 @@ class Layers:
         return deterministic_shape(self.group, self._padded_dim, self._product_dtype)
 
     def num_parts(self, tile: TileShape, num_units: int, max_seq_len: int, num_splits: int) -> int:
-        """Return how many programs share the keys of a fat unit; num_splits: see plan_step."""
+        """Return how many programs share the keys of a prefill unit; num_splits: see make_step_map."""
         if num_splits > 0:
             # More parts than tiles would be empty.
             return min(num_splits, max(1, -(-max_seq_len // tile.keys)), _MOST_PARTS)
@@ -157,7 +157,7 @@ def decode_tile(
         if shares:
             return hopper.LEAF_SHAPE if num_sequences >= _MANY_LEAVES else hopper.FEW_LEAVES_SHAPE
         return hopper.DECODE_SHAPE
-    return thin_shape(group, padded_head_dim(head_dim), dtype, is_alone=num_sequences == 1)
+    return decode_shape(group, padded_head_dim(head_dim), dtype, is_alone=num_sequences == 1)
 
 
 def prompt_tile(

@@ -236,7 +236,7 @@ def _shape(**values: int) -> Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class ThinWork:
+class DecodeWork:
     """Work of the decode kernel: each program attends an equal number of key tiles.
 
     Attributes:
@@ -258,7 +258,7 @@ class ThinWork:
     @classmethod
     def allocate(
         cls, shape: TileShape, units: Tensor, schedule: Tensor, arrivals: Tensor, value_dim: int
-    ) -> "ThinWork":
+    ) -> "DecodeWork":
         """Allocate the results of pieces."""
         partial_shape = (2 * (schedule.shape[0] - 2), shape.rows, padded_head_dim(value_dim))
         out = torch.empty(partial_shape, dtype=torch.float32, device=units.device)
@@ -267,7 +267,7 @@ class ThinWork:
 
 
 @dataclass(frozen=True, slots=True)
-class FatWork:
+class PrefillWork:
     """Work of the prefill kernel: one program for each (unit, kv head, part of its keys).
 
     Attributes:
@@ -299,7 +299,7 @@ class FatWork:
         num_parts: int,
         results: tuple[int, int, int],
         leaves_begin_at: int = 0,
-    ) -> "FatWork":
+    ) -> "PrefillWork":
         """Allocate the results [T, H, Dv] of parts, if there are several."""
         partial_shape = (num_parts if num_parts > 1 else 0, *results)
         partial_out = torch.empty(partial_shape, dtype=torch.float32, device=units.device)
@@ -309,20 +309,20 @@ class FatWork:
 
 @dataclass(frozen=True, slots=True)
 class StepMap:
-    """One step's work for every layer with the same heads and window; see plan_step.
+    """One step's work for every layer with the same heads and window; see make_step_map.
 
     Attributes:
-        thin: work of sequences with few query tokens (may be none); None in a deterministic step.
-        fat: work of the others, or None if there are none.
+        decode: work of sequences with few query tokens (may be none); None in a deterministic step.
+        prefill: work of the others, or None if there are none.
         window: of the layers that use the map.
         right: the same, see ScoreOptions.
         positions: [T] int32, shifted by ScoreOptions.shift; those that no sequence covers are undefined.
         covers_all: attending writes the results of every row of q, also of those that no sequence covers.
-        forest: shared nodes, whose keys are not among those of thin and fat, or None.
+        forest: shared nodes, whose keys are not among those of decode and prefill, or None.
     """
 
-    thin: ThinWork | None
-    fat: FatWork | None
+    decode: DecodeWork | None
+    prefill: PrefillWork | None
     window: int | None
     forest: DeviceForest | None
     right: int | None = 0

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from octavo.attention.metadata import AttentionMetadata
-from octavo.attention.triton.kernel_call import Call, ThinWork
+from octavo.attention.triton.kernel_call import Call, DecodeWork
 from octavo.attention.triton.tiles import (
     attend_tiles,
     clear_tokens,
@@ -21,8 +21,8 @@ from octavo.kernels.device import power_of_two
 from octavo.kernels.launch import launch, overlaps, start_next, wait_for_previous
 
 
-def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, early: bool) -> None:
-    """Attend the thin units and write their rows of the results; clear rows that no sequence covers.
+def attend_decode(call: Call, metadata: AttentionMetadata, work: DecodeWork, *, early: bool) -> None:
+    """Attend the decode units and write their rows of the results; clear rows that no sequence covers.
 
     early: do not wait for the previous kernel. It must let this one start only when queries can be read.
     """
@@ -32,7 +32,7 @@ def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, earl
     shape = call.shape(tile)
     most_rows = power_of_two(min(tile.rows, metadata.max_query_len * shape.group.value))
     launch(
-        _attend_thin_kernel,
+        _attend_decode_kernel,
         (work.schedule.shape[0] - 2,),
         queries=call.queries,
         cache=call.cache,
@@ -58,7 +58,7 @@ def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, earl
 
 
 @triton.jit(do_not_specialize=["num_sequences", "num_rows"])
-def _attend_thin_kernel(
+def _attend_decode_kernel(
     queries, cache, score, units, schedule, arrivals, partial_out, partial_lse,
     cu_seqlens_q, num_sequences, num_rows, shape, MERGED_ROWS: tl.constexpr, OVERLAP: tl.constexpr,
     EARLY: tl.constexpr, KEYS_ARE_OLD: tl.constexpr,

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from octavo.attention.triton.kernel_call import Call, FatWork
+from octavo.attention.triton.kernel_call import Call, PrefillWork
 from octavo.attention.triton.tiles import (
     attend_tiles,
     empty_state,
@@ -19,13 +19,13 @@ from octavo.kernels.launch import launch
 _MERGED_ROWS = 16
 
 
-def attend_fat(call: Call, work: FatWork) -> None:
-    """Attend the fat units and write their rows of the results."""
+def attend_prefill(call: Call, work: PrefillWork) -> None:
+    """Attend the prefill units and write their rows of the results."""
     tile = work.shape
     shape = call.shape(tile)
     num_rows, num_units, num_kv_heads = call.q.shape[0], work.units.shape[0], call.layer.k.shape[2]
     launch(
-        _attend_fat_kernel,
+        _attend_prefill_kernel,
         (num_units * num_kv_heads * work.num_parts,),
         queries=call.queries,
         cache=call.cache,
@@ -56,7 +56,7 @@ def attend_fat(call: Call, work: FatWork) -> None:
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _attend_fat_kernel(
+def _attend_prefill_kernel(
     queries, cache, score, units, partial_out, partial_lse, num_rows, shape,
     NUM_PARTS: tl.constexpr,
 ):  # fmt: skip

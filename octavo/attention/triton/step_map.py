@@ -1,7 +1,7 @@
 """Makes a step's task map on the device: which queries read which keys, and how programs divide the work.
 
-A unit is a tile of one sequence's query tokens and the keys they see. Units with few rows (decoding) are
-thin, the others are fat. Each class has its own kernel: a single kernel would need the registers of the
+A unit is a tile of one sequence's query tokens and the keys they see. Units with few rows are decode units,
+the others are prefill units. Each class has its own kernel: a single kernel would need the registers of the
 larger. Nothing here waits for the device, so a CUDA graph can contain the launches that make a map. units.py
 describes the records, kernel_call.py what a map holds.
 """
@@ -15,12 +15,12 @@ from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.score_options import ScoreOptions
 from octavo.attention.tilings.portable import TileShape
 from octavo.attention.tilings.step_tiles import Layers
-from octavo.attention.triton.kernel_call import FatWork, StepMap, ThinWork
+from octavo.attention.triton.kernel_call import DecodeWork, PrefillWork, StepMap
 from octavo.attention.triton.units import RECORD, list_units_kernel, schedule_kernel
 from octavo.kernels.device import num_multiprocessors, power_of_two
 from octavo.kernels.launch import launch
 
-# One warp merges the pieces of a thin unit, at more than a microsecond each.
+# One warp merges the pieces of a decode unit, at more than a microsecond each.
 MOST_PIECES = 16
 
 
@@ -32,7 +32,7 @@ class _Visibility:
         options: of the layers; only window and right are read.
         positions: [T] int32, to be written where they are shifted.
         leaf_begin: [S] int32 tokens that nodes cover, or None.
-        leaves_begin_at: see FatWork.
+        leaves_begin_at: see PrefillWork.
     """
 
     options: ScoreOptions
@@ -41,7 +41,7 @@ class _Visibility:
     leaves_begin_at: int = 0
 
 
-def plan_step(
+def make_step_map(
     metadata: AttentionMetadata,
     *,
     num_tokens: int,
@@ -52,8 +52,8 @@ def plan_step(
     cache_dtype: torch.dtype | None = None,
     block_size: int = 1,
     window: int | None = None,
-    thin: TileShape | None = None,
-    fat: TileShape | None = None,
+    decode: TileShape | None = None,
+    prefill: TileShape | None = None,
     deterministic: bool = False,
     right: int | None = 0,
     num_splits: int = 0,
@@ -71,9 +71,10 @@ def plan_step(
         cache_dtype: None: that of the queries.
         block_size: tokens in a block of the cache; 1: unknown.
         window: of the layers that will use the map.
-        thin, fat: tilings; None: the fastest measured.
+        decode, prefill: tilings; None: the fastest measured.
         deterministic: no bit of a token's result may depend on the other tokens of the step. Then all units
-            are fat, no keys are split or shared, and tokens of q that belong to no sequence get no result.
+            are prefill units, no keys are split or shared, and tokens of q that belong to no sequence get no
+            result.
         right: of the layers, see ScoreOptions.
         num_splits: parts into which a query's keys are split; 0: the fastest.
         value_dim: Dv; None: D.
@@ -90,28 +91,30 @@ def plan_step(
     positions = metadata.positions if right == 0 else torch.empty_like(metadata.positions)
     see = _Visibility(ScoreOptions(1.0, window, right=right), positions)
     if deterministic:
-        work = _invariant_work(fat or layers.deterministic_tile(), metadata, layers.group, num_tokens, see)
+        work = _invariant_work(
+            prefill or layers.deterministic_tile(), metadata, layers.group, num_tokens, see
+        )
         return StepMap(None, work, window, None, right, positions)
     forest = metadata.forest if window is None else None
-    thin = thin or layers.thin_tile(metadata.seq_lens.shape[0], shares=forest is not None)
-    fat = fat or _fat_tile(layers, metadata, num_tokens, num_splits)
+    decode = decode or layers.decode_tile(metadata.seq_lens.shape[0], shares=forest is not None)
+    prefill = prefill or _prefill_tile(layers, metadata, num_tokens, num_splits)
     if forest is not None:
-        num_sequences, tile_keys = metadata.seq_lens.shape[0], max(thin.keys, fat.keys)
+        num_sequences, tile_keys = metadata.seq_lens.shape[0], max(decode.keys, prefill.keys)
         forest.check_step((num_heads, num_kv_heads, head_dim), num_tokens, num_sequences, tile_keys)
         see = replace(see, leaf_begin=forest.leaf_begin, leaves_begin_at=forest.align_tokens)
-    max_thin_tokens = thin.rows // layers.group
-    has_fat = metadata.max_query_len > max_thin_tokens
+    max_decode_tokens = decode.rows // layers.group
+    has_prefill = metadata.max_query_len > max_decode_tokens
     if num_splits > 0:
-        tile = fat if has_fat else layers.split_tile()
-        work = _fat_work(tile, metadata, layers, num_tokens, 0, see, num_splits)
+        tile = prefill if has_prefill else layers.split_tile()
+        work = _prefill_work(tile, metadata, layers, num_tokens, 0, see, num_splits)
         return StepMap(None, work, window, forest, right, positions, covers_all=False)
-    thin_work, fat_work = _thin_work(thin, metadata, layers, see), None
-    if has_fat:
-        fat_work = _fat_work(fat, metadata, layers, num_tokens, max_thin_tokens, see)
-    return StepMap(thin_work, fat_work, window, forest, right, positions)
+    decode_work, prefill_work = _decode_work(decode, metadata, layers, see), None
+    if has_prefill:
+        prefill_work = _prefill_work(prefill, metadata, layers, num_tokens, max_decode_tokens, see)
+    return StepMap(decode_work, prefill_work, window, forest, right, positions)
 
 
-def _fat_tile(layers: Layers, metadata: AttentionMetadata, num_tokens: int, num_splits: int) -> TileShape:
+def _prefill_tile(layers: Layers, metadata: AttentionMetadata, num_tokens: int, num_splits: int) -> TileShape:
     """Return the tiling for many query tokens."""
     portable = layers.portable_tile()
     if _num_parts(portable, layers, metadata, num_tokens, num_splits) > 1:
@@ -127,7 +130,9 @@ def _num_parts(
     return layers.num_parts(tile, num_units, metadata.max_seq_len, num_splits)
 
 
-def _thin_work(shape: TileShape, metadata: AttentionMetadata, layers: Layers, see: _Visibility) -> ThinWork:
+def _decode_work(
+    shape: TileShape, metadata: AttentionMetadata, layers: Layers, see: _Visibility
+) -> DecodeWork:
     num_units, device = metadata.seq_lens.shape[0], metadata.seq_lens.device
     tile_tokens = shape.rows // layers.group
     units, _ = _list_units(metadata, num_units, tile_tokens, 0, tile_tokens, see)
@@ -148,32 +153,34 @@ def _thin_work(shape: TileShape, metadata: AttentionMetadata, layers: Layers, se
     # Launched last: units and schedule are written when it starts, and decode kernels read both before they
     # wait, where metadata.keys_are_old. (A tape makes tensors first, but operators, which it repeats, wait.)
     arrivals = torch.zeros(num_units, layers.num_kv_heads, dtype=torch.int32, device=device)
-    return ThinWork.allocate(shape, units, schedule, arrivals, layers.value_dim)
+    return DecodeWork.allocate(shape, units, schedule, arrivals, layers.value_dim)
 
 
-def _fat_work(
+def _prefill_work(
     shape: TileShape,
     metadata: AttentionMetadata,
     layers: Layers,
     num_tokens: int,
-    max_thin_tokens: int,
+    max_decode_tokens: int,
     see: _Visibility,
     num_splits: int = 0,
-) -> FatWork:
+) -> PrefillWork:
     """Cut queries into units and their keys into parts."""
     tile_tokens = shape.rows // layers.group
-    # A captured step has room for many sequences, but its tokens bound how many have over max_thin_tokens.
-    most_sequences = min(metadata.seq_lens.shape[0], num_tokens // (max_thin_tokens + 1))
+    # A captured step has room for many sequences, but its tokens bound how many have over max_decode_tokens.
+    most_sequences = min(metadata.seq_lens.shape[0], num_tokens // (max_decode_tokens + 1))
     num_units = num_tokens // tile_tokens + most_sequences
-    units, count = _list_units(metadata, num_units, tile_tokens, max_thin_tokens, metadata.max_query_len, see)
+    units, count = _list_units(
+        metadata, num_units, tile_tokens, max_decode_tokens, metadata.max_query_len, see
+    )
     num_parts = _num_parts(shape, layers, metadata, num_tokens, num_splits)
     results = (num_tokens, layers.num_heads, layers.value_dim)
-    return FatWork.allocate(shape, units, count, num_parts, results, see.leaves_begin_at)
+    return PrefillWork.allocate(shape, units, count, num_parts, results, see.leaves_begin_at)
 
 
 def _invariant_work(
     shape: TileShape, metadata: AttentionMetadata, group: int, num_tokens: int, see: _Visibility
-) -> FatWork:
+) -> PrefillWork:
     """Make a deterministic step's work: one tiling, and each program folds all keys of its unit in order.
 
     Then the other rows of a tile only change which keys are masked, and a masked key changes no bit. No tile
@@ -184,7 +191,7 @@ def _invariant_work(
     units, count = _list_units(metadata, num_units, tile_tokens, 0, metadata.max_query_len, see)
     units[:, 5:7].zero_()
     nothing = torch.empty(0, dtype=torch.float32, device=units.device)
-    return FatWork(shape, units, count, 1, nothing, nothing, row_invariant=True)
+    return PrefillWork(shape, units, count, 1, nothing, nothing, row_invariant=True)
 
 
 def _list_units(

@@ -1,13 +1,13 @@
 """A step's task map in one launch, where all sequences have equally many query tokens.
 
-A call of attention outside an engine makes a map for a single layer. plan_step takes three launches for that,
-one after the other: records, cleared counters, schedule. Here the host knows the query length, and so the
-number of units. Each program counts the key tiles of all units by itself, with one load of up to 1,024
+A call of attention outside an engine makes a map for a single layer. make_step_map takes three launches for
+that, one after the other: records, cleared counters, schedule. Here the host knows the query length, and so
+the number of units. Each program counts the key tiles of all units by itself, with one load of up to 1,024
 lengths.
 
     program p     all programs: key tiles of every unit -> tiles per program -> p's first unit
-                  program 0: records of thin units
-                  part p of: cu_seqlens_q, positions, cleared counters, records of fat units
+                  program 0: records of decode units
+                  part p of: cu_seqlens_q, positions, cleared counters, records of prefill units
 """
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from octavo.attention.score_options import ScoreOptions
 from octavo.attention.tilings.portable import TileShape
 from octavo.attention.tilings.step_tiles import Layers
-from octavo.attention.triton.kernel_call import FatWork, StepMap, ThinWork
+from octavo.attention.triton.kernel_call import DecodeWork, PrefillWork, StepMap
 from octavo.attention.triton.step_map import MOST_PIECES
 from octavo.attention.triton.units import RECORD, num_key_tiles, shift_positions
 from octavo.kernels.device import num_multiprocessors, power_of_two
@@ -28,7 +28,7 @@ from octavo.kernels.launch import launch
 _CHUNK = 256
 
 
-def plan_uniform(
+def make_uniform_map(
     seq_lens: Tensor,
     kv_begin: Tensor | None,
     *,
@@ -52,7 +52,7 @@ def plan_uniform(
         query_len: query tokens of each sequence, at least 1.
         max_seq_len: no sequence is longer.
         options: of the layer; only window and right are read.
-        others: see plan_step.
+        others: see make_step_map.
 
     Returns:
         (map, whose positions are the queries', shifted; cu_seqlens_q [S + 1] int32).
@@ -61,20 +61,20 @@ def plan_uniform(
     layers = Layers(num_heads, num_kv_heads, head_dim, value_dim, *kinds)
     num_sequences, num_tokens = seq_lens.shape[0], seq_lens.shape[0] * query_len
     shape, num_parts = _choose_tile(layers, num_sequences, query_len, max_seq_len, num_splits)
-    is_thin, tile_tokens = num_parts == 0, shape.rows // layers.group
+    is_decode, tile_tokens = num_parts == 0, shape.rows // layers.group
     num_tiles = -(-query_len // tile_tokens)
     num_programs = num_multiprocessors(seq_lens.device) * shape.programs_per_multiprocessor
     sizes = (
         num_sequences + 1,
         num_tokens,
         num_sequences * num_tiles * RECORD.value,
-        2 + num_programs if is_thin else 0,
-        num_sequences * num_kv_heads if is_thin else 0,
+        2 + num_programs if is_decode else 0,
+        num_sequences * num_kv_heads if is_decode else 0,
         1,
     )
     cu_seqlens_q, positions, units, schedule, arrivals, count = _allocate(sizes, seq_lens.device)
     launch(
-        _plan_kernel,
+        _map_kernel,
         (num_programs,),
         cu_seqlens_q=cu_seqlens_q,
         positions=positions,
@@ -92,28 +92,28 @@ def plan_uniform(
         KV_HEADS=num_kv_heads,
         TILE_TOKENS=tile_tokens,
         KEYS=shape.keys,
-        THIN=is_thin,
+        DECODE=is_decode,
         PADDED_SEQUENCES=power_of_two(num_sequences),
         CHUNK=_CHUNK,
         MOST_PIECES=MOST_PIECES if num_sequences > 1 else num_programs,
     )
     units = units.view(-1, RECORD.value)
-    thin, fat = None, None
-    if is_thin:
-        thin = ThinWork.allocate(shape, units, schedule, arrivals.view(num_sequences, -1), value_dim)
+    decode, prefill = None, None
+    if is_decode:
+        decode = DecodeWork.allocate(shape, units, schedule, arrivals.view(num_sequences, -1), value_dim)
     else:
-        fat = FatWork.allocate(shape, units, count, num_parts, (num_tokens, num_heads, value_dim))
-    return StepMap(thin, fat, options.window, None, options.right, positions), cu_seqlens_q
+        prefill = PrefillWork.allocate(shape, units, count, num_parts, (num_tokens, num_heads, value_dim))
+    return StepMap(decode, prefill, options.window, None, options.right, positions), cu_seqlens_q
 
 
 def _choose_tile(
     layers: Layers, num_sequences: int, query_len: int, max_seq_len: int, num_splits: int
 ) -> tuple[TileShape, int]:
     """Return the tiling, and in how many parts keys are read; 0: the decode kernel divides them itself."""
-    thin = layers.thin_tile(num_sequences, shares=False)
-    is_short = query_len <= thin.rows // layers.group
+    decode = layers.decode_tile(num_sequences, shares=False)
+    is_short = query_len <= decode.rows // layers.group
     if is_short and num_splits == 0:
-        return thin, 0
+        return decode, 0
 
     def num_parts(tile: TileShape) -> int:
         num_units = num_sequences * -(-query_len // (tile.rows // layers.group))
@@ -133,10 +133,10 @@ def _allocate(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, ...
 
 
 @triton.jit(do_not_specialize=["num_sequences", "query_len", "num_tiles", "shift", "window"])
-def _plan_kernel(
+def _map_kernel(
     cu_seqlens_q, positions, units, schedule, arrivals, count, seq_lens, first_keys,
     num_sequences, query_len, num_tiles, shift, window,
-    KV_HEADS: tl.constexpr, TILE_TOKENS: tl.constexpr, KEYS: tl.constexpr, THIN: tl.constexpr,
+    KV_HEADS: tl.constexpr, TILE_TOKENS: tl.constexpr, KEYS: tl.constexpr, DECODE: tl.constexpr,
     PADDED_SEQUENCES: tl.constexpr, CHUNK: tl.constexpr, MOST_PIECES: tl.constexpr,
 ):  # fmt: skip
     program, num_programs = tl.program_id(0), tl.num_programs(0)
@@ -151,7 +151,7 @@ def _plan_kernel(
         exists = s < num_sequences
         seq_len = tl.load(seq_lens + s, exists, 0).to(tl.int32)
         tl.store(positions + token, shift_positions(seq_len - query_len + token % query_len, shift), exists)
-    if THIN:
+    if DECODE:
         for begin in range(program * CHUNK, num_sequences * KV_HEADS, step):
             tl.store(arrivals + begin + at, 0, begin + at < num_sequences * KV_HEADS)
         s = tl.arange(0, PADDED_SEQUENCES)

@@ -1,7 +1,7 @@
 """Kernels that write the records of units and the schedule of their work.
 
     record   0 table row    1 token begin   2 tokens       3 kv begin
-             4 kv end       5 full begin    6 full end     7 end of its work (thin units)
+             4 kv end       5 full begin    6 full end     7 end of its work (decode units)
 
 Some row of the unit sees the keys kv begin : kv end; every row sees the keys full begin : full end.
 """

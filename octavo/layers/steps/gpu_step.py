@@ -4,9 +4,9 @@ from torch import Tensor
 
 from octavo.attention import AttentionMetadata, KVCache
 from octavo.attention.cache import FLOAT8
-from octavo.attention.gpu_paged import attend_with_map, plan_step
+from octavo.attention.gpu_paged import attend_with_map, make_step_map
 from octavo.attention.score_options import ScoreOptions
-from octavo.attention.step.fused_decode import AloneWork, attend_alone, most_sequences
+from octavo.attention.step.fused_decode import FusedWork, attend_fused, most_sequences
 from octavo.attention.step.rotate_store import rotate_and_store, rotation_table
 from octavo.attention.triton.kernel_call import StepMap
 from octavo.layers.layer_options import LayerOptions
@@ -27,7 +27,7 @@ class TritonStep:
     def __init__(
         self, kv_cache: KVCache, metadata: AttentionMetadata, *, num_heads: int, deterministic: bool = False
     ) -> None:
-        """Keep the step; `num_heads` is H, `deterministic` as for plan_step."""
+        """Keep the step; `num_heads` is H, `deterministic` as for make_step_map."""
         self._deterministic = deterministic
         # A float8 cache rounds keys and values, and later steps read the rounded ones: this step has to as
         # well.
@@ -42,8 +42,8 @@ class TritonStep:
         num_kv_heads, device = kv_cache.data.shape[3], kv_cache.data.device
         is_few = 0 < num_tokens == num_sequences <= most_sequences(num_kv_heads, device)
         is_old = num_tokens == 1 or metadata.keys_are_old
-        self._is_alone = is_few and is_old and not shares and not deterministic
-        self._alone_work: AloneWork | None = None
+        self._is_fused = is_few and is_old and not shares and not deterministic
+        self._fused_work: FusedWork | None = None
 
     def rotations(self, rope: Rotary, positions: Tensor) -> Tensor:
         """See AttentionStep: [2, T, D / 2] float32 cosines and sines."""
@@ -56,10 +56,10 @@ class TritonStep:
         scores = ScoreOptions(options.scale, window, options.softcap, sinks=options.sinks)
         norm = {} if qk_norm is None else {"norm_weight": qk_norm.weight, "eps": qk_norm.eps}
         cos, sin = rotations
-        if self._is_alone and options.has_gemvs:
+        if self._is_fused and options.has_gemvs:
             # Like the cache, for all layers.
-            self._alone_work = work = self._alone_work or AloneWork.allocate(cache, self._num_heads)
-            return attend_alone(qkv, cache, self._metadata, cos, sin, scores, work, **norm).flatten(1)
+            self._fused_work = work = self._fused_work or FusedWork.allocate(cache, self._num_heads)
+            return attend_fused(qkv, cache, self._metadata, cos, sin, scores, work, **norm).flatten(1)
         heads = {"num_heads": self._num_heads, "num_kv_heads": cache.k.shape[2]}
         is_dense = self._is_dense and dense.unsupported_reason(qkv, options, **heads) is None
         q = rotate_and_store(
@@ -78,7 +78,7 @@ class TritonStep:
         if is_dense:
             return dense.attend_dense(qkv, **heads, scale=options.scale)
         if window not in self._maps:
-            self._maps[window] = plan_step(
+            self._maps[window] = make_step_map(
                 q, cache, self._metadata, window, deterministic=self._deterministic
             )
         out, _ = attend_with_map(q, cache, self._metadata, scores, self._maps[window])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from alone_cases import AloneCase
+from fused_decode_cases import AloneCase
 from overlaps import check_overlap
 
 from octavo.attention.cache import FLOAT8
@@ -107,7 +107,7 @@ class Chain:
         self.hidden.copy_(self.start)
         self.case.cache.data.copy_(self.case.old)
         step = TritonStep(self.case.cache, self.case.metadata, num_heads=self.case.heads[0])
-        assert step._is_alone
+        assert step._is_fused
         for qkv, out in self.weights:
             attended = step.attend(self.product(self.hidden, qkv), self.rotations, self.case.options)
             self.product(attended, out, residual=self.hidden)

@@ -5,41 +5,41 @@ from dataclasses import replace
 import pytest
 import torch
 import triton_cases
-from alone_cases import AloneCase
+from fused_decode_cases import AloneCase
 
 from octavo.attention.cache import FLOAT8
-from octavo.attention.step import fused_decode as alone
+from octavo.attention.step import fused_decode
 from octavo.kernels.launch import launch
 from octavo.layers.steps.gpu_step import TritonStep
 
-pytestmark = pytest.mark.skipif(triton_cases.HAS_GPU, reason="test_triton_alone_gpu.py runs it on the GPU")
+pytestmark = pytest.mark.skipif(triton_cases.HAS_GPU, reason="test_fused_decode_gpu.py runs it on the GPU")
 
 
 @pytest.fixture(params=[1, 2, 7], autouse=True)
 def num_splits(request, monkeypatch):
-    """Programs of a kv head; AloneWork.allocate divides SMs among kv heads, and here some are left."""
-    allocate = alone.AloneWork.allocate
+    """Programs of a kv head; FusedWork.allocate divides SMs among kv heads, and here some are left."""
+    allocate = fused_decode.FusedWork.allocate
 
     def allocate_splits(cache, num_heads):
         with monkeypatch.context() as patch:
             num_kv_heads = cache.k.shape[2]
             num_multiprocessors = (request.param + 1) * num_kv_heads - 1
-            patch.setattr(alone, "num_multiprocessors", lambda _: num_multiprocessors)
+            patch.setattr(fused_decode, "num_multiprocessors", lambda _: num_multiprocessors)
             work = allocate(cache, num_heads)
         assert (work.num_splits, work.num_programs) == (request.param, num_multiprocessors)
         return work
 
-    monkeypatch.setattr(alone.AloneWork, "allocate", allocate_splits)
+    monkeypatch.setattr(fused_decode.FusedWork, "allocate", allocate_splits)
     monkeypatch.setattr("octavo.layers.steps.gpu_step.most_sequences", lambda *_: request.param)
     return request.param
 
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """Kernels that attend_alone has launched."""
+    """Kernels that attend_fused has launched."""
     launched = []
     monkeypatch.setattr(
-        alone,
+        fused_decode,
         "launch",
         lambda kernel, *given, **options: (launched.append(kernel), launch(kernel, *given, **options)),
     )
@@ -131,7 +131,7 @@ def test_a_layer_is_one_launch_and_leaves_nothing_behind(length, num_splits, ker
         pytest.skip("other kernels attend them")
     step, rotations = TritonStep(case.cache, case.metadata, num_heads=4), torch.ones(2, num_sequences, 8)
     results = [step.attend(case.qkv.clone(), rotations, case.options) for _ in range(3)]
-    assert kernels == [alone._attend_alone_kernel] * 3
+    assert kernels == [fused_decode._attend_fused_kernel] * 3
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
 
@@ -141,7 +141,7 @@ def test_other_steps_have_other_kernels(change, monkeypatch):
     def never(*_):
         raise AssertionError("the kernel for one token")
 
-    monkeypatch.setattr("octavo.layers.steps.gpu_step.attend_alone", never)
+    monkeypatch.setattr("octavo.layers.steps.gpu_step.attend_fused", never)
     dtype = torch.float16 if change == "deterministic" else torch.float32
     case = AloneCase(30, is_stored=False, dtype=dtype)
     metadata, rotations, qkv = case.metadata, torch.ones(2, 1, 8), case.qkv
