@@ -90,20 +90,11 @@ def uniform_attention_with_lse(
     from octavo.attention.triton import uniform_map as uniform
 
     step_map, cu_seqlens_q = uniform.make_uniform_map(
-        seq_lens,
-        kv_begin,
-        query_len=query_len,
-        max_seq_len=max_seq_len,
-        num_heads=q.shape[1],
-        num_kv_heads=cache.k.shape[2],
-        head_dim=q.shape[2],
-        value_dim=cache.v.shape[3],
-        dtype=q.dtype,
-        cache_dtype=cache.k.dtype,
-        block_size=ONE_BLOCK if block_table.shape[1] == 1 else cache.k.shape[1],
-        options=options,
-        num_splits=num_splits,
-    )
+        seq_lens, kv_begin, query_len=query_len, max_seq_len=max_seq_len, num_heads=q.shape[1],
+        num_kv_heads=cache.k.shape[2], head_dim=q.shape[2], value_dim=cache.v.shape[3], dtype=q.dtype,
+        cache_dtype=cache.k.dtype, block_size=ONE_BLOCK if block_table.shape[1] == 1 else cache.k.shape[1],
+        options=options, num_splits=num_splits,
+    )  # fmt: skip
     assert step_map.positions is not None
     metadata = AttentionMetadata(
         cu_seqlens_q=cu_seqlens_q,
@@ -142,20 +133,11 @@ def make_step_map(
 
     check_work(metadata.work, "triton")
     return step_map.make_step_map(
-        metadata,
-        num_tokens=q.shape[0],
-        num_heads=q.shape[1],
-        num_kv_heads=cache.k.shape[2],
-        head_dim=q.shape[2],
-        dtype=q.dtype,
-        cache_dtype=cache.k.dtype,
-        block_size=_block_size(cache, metadata),
-        window=window,
-        deterministic=deterministic,
-        right=right,
-        num_splits=num_splits,
-        value_dim=cache.v.shape[3],
-    )
+        metadata, num_tokens=q.shape[0], num_heads=q.shape[1], num_kv_heads=cache.k.shape[2],
+        head_dim=q.shape[2], dtype=q.dtype, cache_dtype=cache.k.dtype,
+        block_size=_block_size(cache, metadata), window=window, deterministic=deterministic, right=right,
+        num_splits=num_splits, value_dim=cache.v.shape[3],
+    )  # fmt: skip
 
 
 def attend_with_map(

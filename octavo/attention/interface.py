@@ -172,16 +172,9 @@ def uniform_attention_with_lse(
     chosen = choose_for_call(impl, cache, q.dtype, options)
     if chosen == "triton" and query_len > 0 and 1 <= seq_lens.shape[0] <= MOST_UNIFORM:
         return gpu_paged.uniform_attention_with_lse(
-            q,
-            cache,
-            seq_lens,
-            block_table,
-            options,
-            query_len=query_len,
-            max_seq_len=max_seq_len,
-            kv_begin=kv_begin,
-            num_splits=num_splits,
-        )
+            q, cache, seq_lens, block_table, options, query_len=query_len, max_seq_len=max_seq_len,
+            kv_begin=kv_begin, num_splits=num_splits,
+        )  # fmt: skip
     metadata = _uniform_metadata(seq_lens, block_table, query_len, max_seq_len, kv_begin)
     check_attention(q, cache, metadata, options)
     on_gpu = {"num_splits": num_splits} if chosen == "triton" else {}

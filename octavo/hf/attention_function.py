@@ -31,24 +31,13 @@ _NOT_OURS = frozenset(
 
 
 def octavo_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    is_causal: bool | None = None,
-    s_aux: torch.Tensor | None = None,
-    cu_seq_lens_q: torch.Tensor | None = None,
-    cu_seq_lens_k: torch.Tensor | None = None,
-    max_length_q: int | None = None,
-    max_length_k: int | None = None,
-    output_attentions: bool | None = None,
-    **others: object,
-) -> tuple[torch.Tensor, None]:
+    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+    attention_mask: torch.Tensor | None, scaling: float | None = None, dropout: float = 0.0,
+    sliding_window: int | None = None, softcap: float | None = None, is_causal: bool | None = None,
+    s_aux: torch.Tensor | None = None, cu_seq_lens_q: torch.Tensor | None = None,
+    cu_seq_lens_k: torch.Tensor | None = None, max_length_q: int | None = None,
+    max_length_k: int | None = None, output_attentions: bool | None = None, **others: object,
+) -> tuple[torch.Tensor, None]:  # fmt: skip
     """Attend, in the shape of transformers' AttentionInterface. Forward only.
 
     Args:

@@ -159,17 +159,10 @@ def _attend_ragged(call: Call, options: ScoreOptions) -> tuple[Tensor, Tensor]:
     metadata = _metadata(call, queries)
     layer = LayerCache(keys.k, keys.v, keys.k_scale, keys.v_scale)
     out, lse = paged_attention_with_lse(
-        queries.q,
-        layer,
-        metadata,
-        scale=options.scale,
-        window=options.window,
-        softcap=options.softcap,
-        alibi_slopes=options.alibi_slopes,
-        right=options.right,
-        sinks=options.sinks,
+        queries.q, layer, metadata, scale=options.scale, window=options.window, softcap=options.softcap,
+        alibi_slopes=options.alibi_slopes, right=options.right, sinks=options.sinks,
         num_splits=call.num_splits,
-    )
+    )  # fmt: skip
     return (out, lse) if queries.used is None else _hide_unused(out, lse, queries, options.sinks)
 
 

@@ -115,18 +115,9 @@ def flash_attn_qkvpacked_func(
     check_shape("qkv", qkv, "[B, S, 3, H, D]", [None, None, 3, None, None])
     q, k, v = qkv.unbind(2)
     return flash_attn_func(
-        q,
-        k,
-        v,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
         return_attn_probs,
-    )
+    )  # fmt: skip
 
 
 @overload
@@ -162,15 +153,6 @@ def flash_attn_kvpacked_func(
     check_shape("kv", kv, "[B, Sk, 2, KH, D]", [None, None, 2, None, None])
     k, v = kv.unbind(2)
     return flash_attn_func(
-        q,
-        k,
-        v,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
         return_attn_probs,
-    )
+    )  # fmt: skip

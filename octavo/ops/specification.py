@@ -5,7 +5,8 @@ from torch import Tensor
 
 from octavo.attention.cache import FLOAT8, read_rows
 from octavo.attention.merge import add_sinks
-from octavo.ops.call import Call, Keys, Scores
+from octavo.attention.reference import attend_sequence
+from octavo.ops.call import Call, Keys
 
 
 def attend(call: Call) -> tuple[Tensor, Tensor]:
@@ -13,7 +14,7 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
 
     A token that sees nothing, or that does not count, gets 0 and -inf; with sinks, 0 and its sink.
     """
-    keys, queries = call.keys, call.queries.ragged(call.keys.seq_lens)
+    scores, keys, queries = call.scores, call.keys, call.queries.ragged(call.keys.seq_lens)
     q = queries.q
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     out_dtype = torch.bfloat16 if q.dtype == FLOAT8 else q.dtype
@@ -28,10 +29,17 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
             continue
         key_positions = begin + torch.arange(k.shape[0], device=q.device)
         distance = queries.positions[tokens, None] - key_positions
-        slopes = call.scores.alibi_slopes
-        row_slopes = slopes[s] if slopes is not None and slopes.dim() == 2 else slopes
-        out[tokens], lse[tokens] = _attend(q[tokens].to(dtype), k, v, distance, call.scores, row_slopes)
-    return add_sinks(out, lse, call.scores.sinks, out_dtype)
+        slopes = scores.alibi_slopes
+        bias = None if slopes is None else (slopes[s] if slopes.dim() == 2 else slopes, distance.abs())
+        visible = torch.ones_like(distance, dtype=torch.bool)
+        if scores.left is not None:
+            visible &= distance <= scores.left
+        if scores.right is not None:
+            visible &= distance >= -scores.right
+        out[tokens], lse[tokens] = attend_sequence(
+            q[tokens].to(dtype), k, v, visible, bias, scale=scores.scale, softcap=scores.softcap
+        )
+    return add_sinks(out, lse, scores.sinks, out_dtype)
 
 
 def _gather(keys: Keys, s: int, dtype: torch.dtype) -> tuple[int, Tensor, Tensor]:
@@ -43,28 +51,3 @@ def _gather(keys: Keys, s: int, dtype: torch.dtype) -> tuple[int, Tensor, Tensor
     k_scale = None if keys.k_scale is None else keys.k_scale[s]
     v_scale = None if keys.v_scale is None else keys.v_scale[s]
     return begin, read_rows(keys.k, index, dtype, k_scale), read_rows(keys.v, index, dtype, v_scale)
-
-
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, distance: Tensor, scores: Scores, slopes: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Attend q [Q, H, D] to k [K, KH, D], v [K, KH, Dv] at distance [Q, K]; return (out, lse [Q, H])."""
-    visible = torch.ones_like(distance, dtype=torch.bool)
-    if scores.left is not None:
-        visible &= distance <= scores.left
-    if scores.right is not None:
-        visible &= distance >= -scores.right
-    # What no query sees may hold anything, even NaN, which a weight of 0 would not silence.
-    unseen = ~visible.any(dim=0)[:, None, None]
-    group = q.shape[1] // k.shape[1]
-    k = k.masked_fill(unseen, 0.0).repeat_interleave(group, dim=1)
-    v = v.masked_fill(unseen, 0.0).repeat_interleave(group, dim=1)
-    weights = torch.einsum("qhd,khd->hqk", q, k) * scores.scale
-    if scores.softcap > 0:
-        weights = scores.softcap * torch.tanh(weights / scores.softcap)
-    if slopes is not None:
-        weights = weights - slopes.to(q.dtype)[:, None, None] * distance.abs()
-    weights = weights.masked_fill(~visible, -torch.inf)
-    lse = torch.logsumexp(weights, dim=-1)
-    weights = torch.exp(weights - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1))
-    return torch.einsum("hqk,khd->qhd", weights, v), lse.T.float()

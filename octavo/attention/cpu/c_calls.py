@@ -126,13 +126,9 @@ def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> N
     call = StoreCall(
         *[tensor.data_ptr() for tensor in (k, v, cache.k, cache.v, slots)],
         *[stride for tensor in (k, v, cache.k, cache.v) for stride in tensor.stride()[:-1]],
-        num_tokens=k.shape[0],
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        num_slots=num_blocks * block_size,
-        block_size=block_size,
-        kv_bytes=cache.k.itemsize,
-    )
+        num_tokens=k.shape[0], num_kv_heads=num_kv_heads, head_dim=head_dim,
+        num_slots=num_blocks * block_size, block_size=block_size, kv_bytes=cache.k.itemsize,
+    )  # fmt: skip
     bad_token = kernel_library().octavo_store(call, torch.get_num_threads())
     if bad_token >= 0:
         raise bad_slot(bad_token, int(slots[bad_token]), num_blocks * block_size)
@@ -198,33 +194,13 @@ def attend_planned(
     slopes = None if options.alibi_slopes is None else options.alibi_slopes.contiguous()
     num_blocks, block_size, num_kv_heads, _ = cache.k.shape
     call = AttendCall(
-        q.data_ptr(),
-        cache.k.data_ptr(),
-        cache.v.data_ptr(),
-        table.data_ptr(),
-        positions,
-        _address(slopes),
-        out.data_ptr(),
-        lse.data_ptr(),
-        _address(partial_out),
-        _address(partial_lse),
-        *q.stride()[:2],
-        *cache.k.stride()[:3],
-        *cache.v.stride()[:3],
-        table_row=table.stride(0),
-        num_tokens=num_tokens,
-        num_rows=table.shape[0],
-        num_columns=table.shape[1],
-        num_blocks=num_blocks,
-        block_size=block_size,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        kv_bytes=cache.k.itemsize,
-        window=options.shifted_window or 0,
-        scale=options.scale,
-        softcap=options.softcap,
-    )
+        q.data_ptr(), cache.k.data_ptr(), cache.v.data_ptr(), table.data_ptr(), positions, _address(slopes),
+        out.data_ptr(), lse.data_ptr(), _address(partial_out), _address(partial_lse), *q.stride()[:2],
+        *cache.k.stride()[:3], *cache.v.stride()[:3], table_row=table.stride(0), num_tokens=num_tokens,
+        num_rows=table.shape[0], num_columns=table.shape[1], num_blocks=num_blocks, block_size=block_size,
+        num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, kv_bytes=cache.k.itemsize,
+        window=options.shifted_window or 0, scale=options.scale, softcap=options.softcap,
+    )  # fmt: skip
     check_status(kernel_library().octavo_attend(structure, call, num_threads), structure, call)
     return add_sinks(out, lse, options.sinks, out.dtype)
 

@@ -78,27 +78,15 @@ def attend_decode(call: Call, metadata: AttentionMetadata, work: DecodeWork, *, 
     launch(
         _attend_decode_kernel,
         (work.schedule.shape[0] - 2,),
-        queries=call.queries,
-        cache=call.cache,
-        k_matrix=k_matrix,
-        v_matrix=v_matrix,
-        places=places,
+        queries=call.queries, cache=call.cache, k_matrix=k_matrix, v_matrix=v_matrix, places=places,
         score=call.score,
         run=Run(work.units, work.schedule, work.arrivals, work.partial_out, work.partial_lse),
-        cu_seqlens_q=metadata.cu_seqlens_q,
-        num_sequences=metadata.seq_lens.shape[0],
-        num_rows=call.q.shape[0],
-        shape=shape,
-        MERGED_ROWS=most_rows,
-        STAGES=tile.num_stages,
-        CAUSAL=metadata.max_query_len > 1,
-        OVERLAP=overlap,
-        EARLY=early and overlap,
+        cu_seqlens_q=metadata.cu_seqlens_q, num_sequences=metadata.seq_lens.shape[0],
+        num_rows=call.q.shape[0], shape=shape, MERGED_ROWS=most_rows, STAGES=tile.num_stages,
+        CAUSAL=metadata.max_query_len > 1, OVERLAP=overlap, EARLY=early and overlap,
         KEYS_ARE_OLD=keys_are_old,
-        num_warps=1,
-        maxnreg=tile.max_registers,
-        launch_pdl=overlap,
-    )
+        num_warps=1, maxnreg=tile.max_registers, launch_pdl=overlap,
+    )  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=["num_sequences", "num_rows"])

@@ -115,24 +115,11 @@ def _attend(
     launch(
         _attend_kernel,
         (num_multiprocessors(call.q.device) * tile.programs_per_multiprocessor,),
-        queries=call.queries,
-        gather=gather,
-        table=call.cache.table,
-        table_row=call.cache.table.stride(0),
-        k_matrix=k_matrix,
-        v_matrix=v_matrix,
-        places=places,
-        score=call.score,
-        units=units,
-        count=count,
-        shape=call.shape(tile),
-        KEYS=tile.keys,
-        STAGES=tile.num_stages,
-        KEYS_ARE_OLD=keys_are_old,
-        num_warps=4,
-        maxnreg=tile.max_registers,
-        launch_pdl=gather is not None,
-    )
+        queries=call.queries, gather=gather, table=call.cache.table, table_row=call.cache.table.stride(0),
+        k_matrix=k_matrix, v_matrix=v_matrix, places=places, score=call.score, units=units, count=count,
+        shape=call.shape(tile), KEYS=tile.keys, STAGES=tile.num_stages, KEYS_ARE_OLD=keys_are_old,
+        num_warps=4, maxnreg=tile.max_registers, launch_pdl=gather is not None,
+    )  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=["table_row"])

@@ -147,26 +147,15 @@ def attend_fused(
     launch(
         _attend_fused_kernel,
         (work.num_programs,),
-        queries=call.queries,
-        cache=call.cache,
-        score=call.score,
+        queries=call.queries, cache=call.cache, score=call.score,
         step=Step(metadata.positions, metadata.seq_lens, metadata.slot_mapping),
         rotation=Rotation(cos, sin, cos.stride(0), cos if norm_weight is None else norm_weight, eps),
-        pieces=Pieces(work.arrivals, work.partial_out, work.partial_lse),
-        sinks=options.sinks,
-        block_size=block_size,
-        num_sequences=num_sequences,
-        shape=call.shape(tile),
-        SPLITS=work.num_splits,
+        pieces=Pieces(work.arrivals, work.partial_out, work.partial_lse), sinks=options.sinks,
+        block_size=block_size, num_sequences=num_sequences, shape=call.shape(tile), SPLITS=work.num_splits,
         SEQUENCES=1 if num_sequences == 1 else _MOST_SEQUENCES,
-        MERGED_ROWS=power_of_two(num_heads // num_kv_heads),
-        NORM=norm_weight is not None,
-        OVERLAP=overlap,
-        launch_pdl=overlap,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        maxnreg=tile.max_registers,
-    )
+        MERGED_ROWS=power_of_two(num_heads // num_kv_heads), NORM=norm_weight is not None, OVERLAP=overlap,
+        launch_pdl=overlap, num_warps=tile.num_warps, num_stages=tile.num_stages, maxnreg=tile.max_registers,
+    )  # fmt: skip
     return results[0]
 
 

@@ -79,32 +79,12 @@ def rotate_and_store(
     launch(
         _rotate_and_store_kernel,
         (num_tokens, num_programs),
-        qkv,
-        k_cache,
-        v_cache,
-        slot_mapping,
-        cos,
-        sin,
-        cos if norm_weight is None else norm_weight,
-        k_scale,
-        v_scale,
-        eps,
-        block_size,
-        qkv.stride(0),
-        *k_cache.stride()[:3],
-        *v_cache.stride()[:3],
-        *cos.stride(),
-        *sin.stride(),
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        num_pairs,
-        heads_per_program,
-        norm_weight is not None,
-        keep_k,
-        num_warps=num_warps,
-        **overlap_options(qkv),
-    )
+        qkv, k_cache, v_cache, slot_mapping, cos, sin, cos if norm_weight is None else norm_weight, k_scale,
+        v_scale, eps, block_size, qkv.stride(0), *k_cache.stride()[:3], *v_cache.stride()[:3], *cos.stride(),
+        *sin.stride(), num_heads, num_kv_heads, head_dim, num_pairs, heads_per_program,
+        norm_weight is not None, keep_k,
+        num_warps=num_warps, **overlap_options(qkv),
+    )  # fmt: skip
     return q
 
 
@@ -277,15 +257,9 @@ def rotation_table(positions: Tensor, inverse_frequencies: Tensor, lengths: Tens
         launch(
             _rotation_table_kernel,
             (-(-num_tokens // _TOKENS),),
-            positions,
-            inverse_frequencies,
-            lengths,
-            table,
-            num_tokens,
-            num_pairs,
-            TOKENS=_TOKENS,
+            positions, inverse_frequencies, lengths, table, num_tokens, num_pairs, TOKENS=_TOKENS,
             PAIRS=power_of_two(num_pairs),
-        )
+        )  # fmt: skip
     return table
 
 

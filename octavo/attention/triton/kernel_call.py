@@ -125,22 +125,13 @@ class Call(NamedTuple):
         value_dim = self.layer.v.shape[3]
         dtype = torch.float16 if self.layer.k.dtype == FLOAT8 else self.q.dtype
         return _shape(
-            group=self.q.shape[1] // num_kv_heads,
-            kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            padded_dim=padded_head_dim(head_dim, dtype),
-            block_size=self.block_size,
-            rows=tile.rows,
-            keys=tile.keys,
-            windowed=options.window is not None,
-            capped=options.softcap > 0,
-            biased=options.alibi_slopes is not None,
-            scaled=self.layer.k_scale is not None,
-            packed=self.layer.k.dtype == FLOAT8,
-            value_dim=value_dim,
-            padded_value_dim=padded_head_dim(value_dim, dtype),
-            begins=self.begins,
-        )
+            group=self.q.shape[1] // num_kv_heads, kv_heads=num_kv_heads, head_dim=head_dim,
+            padded_dim=padded_head_dim(head_dim, dtype), block_size=self.block_size, rows=tile.rows,
+            keys=tile.keys, windowed=options.window is not None, capped=options.softcap > 0,
+            biased=options.alibi_slopes is not None, scaled=self.layer.k_scale is not None,
+            packed=self.layer.k.dtype == FLOAT8, value_dim=value_dim,
+            padded_value_dim=padded_head_dim(value_dim, dtype), begins=self.begins,
+        )  # fmt: skip
 
 
 def make_call(

@@ -80,21 +80,11 @@ def _launch(
     launch(
         _attend_nodes_kernel,
         (forest.num_programs(tile),),
-        queries=call.queries,
-        cache=call.cache,
-        score=call.score,
-        units=units,
-        count=count,
-        tokens=forest.tokens,
-        partial_ids=forest.partial_ids,
-        num_rows=call.q.shape[0],
-        shape=call.shape(tile),
-        OVERLAPS=can_overlap(call.q.device),
-        launch_pdl=early,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        maxnreg=tile.max_registers,
-    )
+        queries=call.queries, cache=call.cache, score=call.score, units=units, count=count,
+        tokens=forest.tokens, partial_ids=forest.partial_ids, num_rows=call.q.shape[0],
+        shape=call.shape(tile), OVERLAPS=can_overlap(call.q.device),
+        launch_pdl=early, num_warps=tile.num_warps, num_stages=tile.num_stages, maxnreg=tile.max_registers,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -144,21 +134,12 @@ def merge_nodes(results: tuple[Tensor, Tensor], forest: DeviceForest) -> None:
     launch(
         _merge_kernel,
         (num_tokens, -(-num_heads // heads)),
-        out_ptr=out,
-        lse_ptr=lse,
-        leaf_out=forest.leaf_out,
-        leaf_lse=forest.leaf_lse,
-        partial_out=forest.partial_out,
-        partial_lse=forest.partial_lse,
-        merge_begin=forest.merge_begin,
-        NUM_HEADS=num_heads,
-        HEAD_DIM=head_dim,
-        HEADS=heads,
-        PADDED_DIM=padded_head_dim(head_dim),
+        out_ptr=out, lse_ptr=lse, leaf_out=forest.leaf_out, leaf_lse=forest.leaf_lse,
+        partial_out=forest.partial_out, partial_lse=forest.partial_lse, merge_begin=forest.merge_begin,
+        NUM_HEADS=num_heads, HEAD_DIM=head_dim, HEADS=heads, PADDED_DIM=padded_head_dim(head_dim),
         OVERLAPS=overlaps,
-        launch_pdl=overlaps,
-        num_warps=1,
-    )
+        launch_pdl=overlaps, num_warps=1,
+    )  # fmt: skip
 
 
 @triton.jit

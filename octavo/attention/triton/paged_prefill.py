@@ -27,32 +27,19 @@ def attend_prefill(call: Call, work: PrefillWork) -> None:
     launch(
         _attend_prefill_kernel,
         (num_units * num_kv_heads * work.num_parts,),
-        queries=call.queries,
-        cache=call.cache,
-        score=call.score,
-        units=work.units,
-        partial_out=work.partial_out,
-        partial_lse=work.partial_lse,
-        num_rows=num_rows,
-        shape=shape,
+        queries=call.queries, cache=call.cache, score=call.score, units=work.units,
+        partial_out=work.partial_out, partial_lse=work.partial_lse, num_rows=num_rows, shape=shape,
         NUM_PARTS=work.num_parts,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        maxnreg=tile.max_registers,
-    )
+        num_warps=tile.num_warps, num_stages=tile.num_stages, maxnreg=tile.max_registers,
+    )  # fmt: skip
     if work.num_parts > 1:
         launch(
             _merge_parts_kernel,
             (num_units, num_kv_heads, tile.rows // _MERGED_ROWS),
-            queries=call.queries,
-            units=work.units,
-            partial_out=work.partial_out,
-            partial_lse=work.partial_lse,
-            num_rows=num_rows,
-            NUM_PARTS=work.num_parts,
-            shape=shape,
+            queries=call.queries, units=work.units, partial_out=work.partial_out,
+            partial_lse=work.partial_lse, num_rows=num_rows, NUM_PARTS=work.num_parts, shape=shape,
             ROWS=_MERGED_ROWS,
-        )
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_rows"])

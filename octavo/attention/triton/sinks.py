@@ -27,18 +27,10 @@ def add_sinks(out: Tensor, lse: Tensor, sinks: Tensor, result: Tensor) -> None:
     launch(
         _sinks_kernel,
         (-(-num_rows // _ROWS),),
-        out_ptr=out,
-        lse_ptr=lse,
-        sinks_ptr=sinks,
-        result_ptr=result,
-        num_rows=num_rows,
-        NUM_HEADS=num_heads,
-        DIM=head_dim,
-        PADDED_DIM=padded_head_dim(head_dim),
-        ROWS=_ROWS,
-        num_warps=4,
-        **overlap_options(out),
-    )
+        out_ptr=out, lse_ptr=lse, sinks_ptr=sinks, result_ptr=result, num_rows=num_rows, NUM_HEADS=num_heads,
+        DIM=head_dim, PADDED_DIM=padded_head_dim(head_dim), ROWS=_ROWS,
+        num_warps=4, **overlap_options(out),
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_rows"])

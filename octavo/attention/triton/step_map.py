@@ -141,15 +141,11 @@ def _decode_work(
     launch(
         schedule_kernel,
         (num_programs,),
-        units=units,
-        schedule=schedule,
-        num_units=num_units,
-        num_kv_heads=layers.num_kv_heads,
-        KEYS=shape.keys,
-        PADDED_UNITS=power_of_two(num_units),
+        units=units, schedule=schedule, num_units=num_units, num_kv_heads=layers.num_kv_heads,
+        KEYS=shape.keys, PADDED_UNITS=power_of_two(num_units),
         # A single sequence is read fast only by all programs.
         MOST_PIECES=MOST_PIECES if num_units > 1 else num_programs,
-    )
+    )  # fmt: skip
     # Launched last: units and schedule are written when it starts, and decode kernels read both before they
     # wait, where metadata.keys_are_old. (A tape makes tensors first, but operators, which it repeats, wait.)
     arrivals = torch.zeros(num_units, layers.num_kv_heads, dtype=torch.int32, device=device)
@@ -213,22 +209,12 @@ def _list_units(
     launch(
         list_units_kernel,
         (num_sequences,),
-        units=units,
-        count=count,
-        cu_seqlens_q=metadata.cu_seqlens_q,
-        seq_lens=metadata.seq_lens,
-        positions=metadata.positions,
-        leaf_begin=see.leaf_begin,
-        first_keys=metadata.kv_begin,
+        units=units, count=count, cu_seqlens_q=metadata.cu_seqlens_q, seq_lens=metadata.seq_lens,
+        positions=metadata.positions, leaf_begin=see.leaf_begin, first_keys=metadata.kv_begin,
         shifted=see.positions if options.right != 0 else None,
-        shift=options.shift if options.right != 0 else None,
-        num_sequences=num_sequences,
-        num_units=num_units,
-        above_tokens=above_tokens,
-        max_tokens=max_tokens,
-        window=options.shifted_window or 0,
-        TILE_TOKENS=tile_tokens,
-        PADDED_TOKENS=power_of_two(tile_tokens),
+        shift=options.shift if options.right != 0 else None, num_sequences=num_sequences, num_units=num_units,
+        above_tokens=above_tokens, max_tokens=max_tokens, window=options.shifted_window or 0,
+        TILE_TOKENS=tile_tokens, PADDED_TOKENS=power_of_two(tile_tokens),
         PADDED_SEQUENCES=power_of_two(num_sequences),
-    )
+    )  # fmt: skip
     return units, count

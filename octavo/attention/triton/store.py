@@ -42,20 +42,11 @@ def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> N
     launch(
         _store_kernel,
         (num_tokens, -(-num_heads // heads_per_program)),
-        Rows(k, *k.stride()[:2]),
-        Rows(v, *v.stride()[:2]),
-        Blocks(cache.k, *cache.k.stride()[:3]),
-        Blocks(cache.v, *cache.v.stride()[:3]),
-        slot_mapping,
-        cache.k_scale,
-        cache.v_scale,
-        NUM_HEADS=num_heads,
-        HEAD_DIM=head_dim,
-        VALUE_DIM=value_dim,
-        BLOCK_SIZE=cache.k.shape[1],
-        HEADS=heads_per_program,
-        PADDED_DIM=padded_dim,
-    )
+        Rows(k, *k.stride()[:2]), Rows(v, *v.stride()[:2]), Blocks(cache.k, *cache.k.stride()[:3]),
+        Blocks(cache.v, *cache.v.stride()[:3]), slot_mapping, cache.k_scale, cache.v_scale,
+        NUM_HEADS=num_heads, HEAD_DIM=head_dim, VALUE_DIM=value_dim, BLOCK_SIZE=cache.k.shape[1],
+        HEADS=heads_per_program, PADDED_DIM=padded_dim,
+    )  # fmt: skip
 
 
 @triton.jit

@@ -76,27 +76,13 @@ def make_uniform_map(
     launch(
         _map_kernel,
         (num_programs,),
-        cu_seqlens_q=cu_seqlens_q,
-        positions=positions,
-        units=units,
-        schedule=schedule,
-        arrivals=arrivals,
-        count=count,
-        seq_lens=seq_lens,
-        first_keys=kv_begin,
-        num_sequences=num_sequences,
-        query_len=query_len,
-        num_tiles=num_tiles,
-        shift=options.shift,
-        window=options.shifted_window or 0,
-        KV_HEADS=num_kv_heads,
-        TILE_TOKENS=tile_tokens,
-        KEYS=shape.keys,
-        DECODE=is_decode,
-        PADDED_SEQUENCES=power_of_two(num_sequences),
-        CHUNK=_CHUNK,
+        cu_seqlens_q=cu_seqlens_q, positions=positions, units=units, schedule=schedule, arrivals=arrivals,
+        count=count, seq_lens=seq_lens, first_keys=kv_begin, num_sequences=num_sequences, query_len=query_len,
+        num_tiles=num_tiles, shift=options.shift, window=options.shifted_window or 0, KV_HEADS=num_kv_heads,
+        TILE_TOKENS=tile_tokens, KEYS=shape.keys, DECODE=is_decode,
+        PADDED_SEQUENCES=power_of_two(num_sequences), CHUNK=_CHUNK,
         MOST_PIECES=MOST_PIECES if num_sequences > 1 else num_programs,
-    )
+    )  # fmt: skip
     units = units.view(-1, RECORD.value)
     decode, prefill = None, None
     if is_decode:

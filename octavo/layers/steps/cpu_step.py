@@ -75,49 +75,20 @@ class CpuStep:
         self._alive = (plan, slots, table, positions, partial_out, partial_lse)
         _, _, block_stride, head_stride, token_stride, _ = data.stride()
         self._store = StoreCall(
-            slots=slots.data_ptr(),
-            k_token=width,
-            k_head=head_dim,
-            v_token=width,
-            v_head=head_dim,
-            kc_block=block_stride,
-            kc_token=token_stride,
-            kc_head=head_stride,
-            vc_block=block_stride,
-            vc_token=token_stride,
-            vc_head=head_stride,
-            num_tokens=num_tokens,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            num_slots=self._num_slots,
-            block_size=block_size,
-            kv_bytes=data.itemsize,
-        )
+            slots=slots.data_ptr(), k_token=width, k_head=head_dim, v_token=width, v_head=head_dim,
+            kc_block=block_stride, kc_token=token_stride, kc_head=head_stride, vc_block=block_stride,
+            vc_token=token_stride, vc_head=head_stride, num_tokens=num_tokens, num_kv_heads=num_kv_heads,
+            head_dim=head_dim, num_slots=self._num_slots, block_size=block_size, kv_bytes=data.itemsize,
+        )  # fmt: skip
         self._attend = AttendCall(
-            table=table.data_ptr(),
-            positions=positions.data_ptr(),
-            lse=self._lse.data_ptr(),
-            partial_out=partial_out.data_ptr(),
-            partial_lse=partial_lse.data_ptr(),
-            q_token=width,
-            q_head=head_dim,
-            k_block=block_stride,
-            k_token=token_stride,
-            k_head=head_stride,
-            v_block=block_stride,
-            v_token=token_stride,
-            v_head=head_stride,
-            table_row=table.stride(0),
-            num_tokens=num_tokens,
-            num_rows=table.shape[0],
-            num_columns=table.shape[1],
-            num_blocks=num_blocks,
-            block_size=block_size,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
+            table=table.data_ptr(), positions=positions.data_ptr(), lse=self._lse.data_ptr(),
+            partial_out=partial_out.data_ptr(), partial_lse=partial_lse.data_ptr(), q_token=width,
+            q_head=head_dim, k_block=block_stride, k_token=token_stride, k_head=head_stride,
+            v_block=block_stride, v_token=token_stride, v_head=head_stride, table_row=table.stride(0),
+            num_tokens=num_tokens, num_rows=table.shape[0], num_columns=table.shape[1], num_blocks=num_blocks,
+            block_size=block_size, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
             kv_bytes=data.itemsize,
-        )
+        )  # fmt: skip
         self._width = width
         self._library = kernel_library()
 

@@ -63,18 +63,9 @@ class TritonStep:
         heads = {"num_heads": self._num_heads, "num_kv_heads": cache.k.shape[2]}
         is_dense = self._is_dense and dense.unsupported_reason(qkv, options, **heads) is None
         q = rotate_and_store(
-            qkv,
-            self._metadata.slot_mapping,
-            cos,
-            sin,
-            cache.k,
-            cache.v,
-            num_heads=self._num_heads,
-            keep_k=is_dense,
-            k_scale=cache.k_scale,
-            v_scale=cache.v_scale,
-            **norm,
-        )
+            qkv, self._metadata.slot_mapping, cos, sin, cache.k, cache.v, num_heads=self._num_heads,
+            keep_k=is_dense, k_scale=cache.k_scale, v_scale=cache.v_scale, **norm,
+        )  # fmt: skip
         if is_dense:
             return dense.attend_dense(qkv, **heads, scale=options.scale)
         if window not in self._maps:

@@ -18,13 +18,8 @@ def ragged_positions(num_tokens: int, cu_seqlens: Tensor, seq_lens: Tensor, used
         launch(
             _positions_kernel,
             (seq_lens.shape[0],),
-            positions,
-            cu_seqlens,
-            seq_lens,
-            used,
-            num_tokens,
-            CHUNK=_CHUNK,
-        )
+            positions, cu_seqlens, seq_lens, used, num_tokens, CHUNK=_CHUNK,
+        )  # fmt: skip
     return positions
 
 

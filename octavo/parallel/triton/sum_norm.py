@@ -42,23 +42,11 @@ def sum_rms_norm(x: Tensor, part: Tensor, weight: Tensor, eps: float, memory: Sh
     launch(
         _sum_rms_norm_kernel,
         (min(MAX_PROGRAMS, num_rows),),
-        part_ptr=part,
-        residual_ptr=x,
-        weight_ptr=weight,
-        out_ptr=out,
-        stride_part=part.stride(0),
-        stride_residual=x.stride(0),
-        num_rows=num_rows,
-        size=size,
-        eps=eps,
-        table=memory.table,
-        count_ptr=memory.count,
-        rank=memory.rank,
-        WORLD=memory.size,
-        BLOCK=block,
-        num_warps=num_warps,
-        **overlap_options(x),
-    )
+        part_ptr=part, residual_ptr=x, weight_ptr=weight, out_ptr=out, stride_part=part.stride(0),
+        stride_residual=x.stride(0), num_rows=num_rows, size=size, eps=eps, table=memory.table,
+        count_ptr=memory.count, rank=memory.rank, WORLD=memory.size, BLOCK=block,
+        num_warps=num_warps, **overlap_options(x),
+    )  # fmt: skip
     return out
 
 

@@ -25,16 +25,10 @@ def sum_one_shot(tensor: Tensor, memory: SharedMemory) -> None:
     launch(
         _one_shot_kernel,
         (min(MAX_PROGRAMS, -(-num_values // _TILE)),),
-        x_ptr=tensor,
-        table=memory.table,
-        count_ptr=memory.count,
-        num_values=num_values,
-        rank=memory.rank,
-        WORLD=memory.size,
-        TILE=_TILE,
-        num_warps=_NUM_WARPS,
-        **overlap_options(tensor),
-    )
+        x_ptr=tensor, table=memory.table, count_ptr=memory.count, num_values=num_values, rank=memory.rank,
+        WORLD=memory.size, TILE=_TILE,
+        num_warps=_NUM_WARPS, **overlap_options(tensor),
+    )  # fmt: skip
 
 
 def sum_two_shot(tensor: Tensor, memory: SharedMemory) -> None:
@@ -50,17 +44,10 @@ def sum_two_shot(tensor: Tensor, memory: SharedMemory) -> None:
     launch(
         _two_shot_kernel,
         (min(MAX_PROGRAMS, -(-part // _TILE)),),
-        x_ptr=tensor,
-        table=memory.table,
-        count_ptr=memory.count,
-        num_values=tensor.numel(),
-        part=part,
-        rank=memory.rank,
-        WORLD=size,
-        TILE=_TILE,
-        num_warps=_NUM_WARPS,
-        **overlap_options(tensor),
-    )
+        x_ptr=tensor, table=memory.table, count_ptr=memory.count, num_values=tensor.numel(), part=part,
+        rank=memory.rank, WORLD=size, TILE=_TILE,
+        num_warps=_NUM_WARPS, **overlap_options(tensor),
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rank"])
