@@ -16,11 +16,10 @@ from octavo.attention.checks import (
     check_uniform,
 )
 from octavo.attention.implementations import choose_for_call, choose_impl, implementations
-from octavo.attention.lengths import check_lengths
+from octavo.attention.lengths import check_lengths, concatenated_ranges
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.plan.device_forest import DeviceForest
 from octavo.attention.plan.host_plan import ForestPlan
-from octavo.attention.plan.ranges import concatenated_ranges
 from octavo.attention.score_options import ScoreOptions
 from octavo.attention.tilings.portable import MOST_UNIFORM
 

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from octavo.attention.cache import LayerCache, read_rows, scale_of, write_rows
 from octavo.attention.checks import check_blocks, check_plan, check_right, check_slots, check_work
-from octavo.attention.lengths import check_capacity
+from octavo.attention.lengths import check_capacity, concatenated_ranges
 from octavo.attention.merge import add_sinks
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.plan.host_plan import ForestPlan
-from octavo.attention.plan.ranges import concatenated_ranges
 from octavo.attention.score_options import ScoreOptions
 
 # Keys per piece of work, and the largest number of scores in memory at a time (float32: 16 MiB).

@@ -27,7 +27,7 @@ from octavo.attention.tilings.portable import (
 )
 from octavo.attention.triton import paged_decode as decode
 from octavo.attention.triton import paged_prefill as prefill
-from octavo.attention.triton import store, units
+from octavo.attention.triton import step_map, store
 from octavo.attention.triton import uniform_map as uniform
 from octavo.attention.triton.kernel_call import Queries, Score, Shape
 
@@ -92,7 +92,7 @@ def compile_list(integers):
     tensors = dict.fromkeys(("units", "count", "positions", "first_keys", "shifted"), "*i32")
     tiles = {"TILE_TOKENS": 8, "PADDED_TOKENS": 8, "PADDED_SEQUENCES": 64}
     lengths = {"cu_seqlens_q": integers, "seq_lens": integers}
-    return compile_by_name(units.list_units_kernel, {**sizes, **tensors, **tiles, **lengths})
+    return compile_by_name(step_map.list_units_kernel, {**sizes, **tensors, **tiles, **lengths})
 
 
 def compile_plan(integers, *, thin, begins):

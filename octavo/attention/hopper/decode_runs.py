@@ -41,7 +41,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from octavo.attention.hopper.pipe import Source, block_id, copy_part, expect_tile
-from octavo.attention.triton.units import RECORD
+from octavo.attention.triton.step_map import RECORD
 from octavo.kernels.launch import number_of
 
 # Partial results that are loaded side by side, times their rows.

@@ -16,8 +16,8 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from octavo.attention.triton.kernel_call import Call
+from octavo.attention.triton.step_map import RECORD
 from octavo.attention.triton.tiles import LN_2
-from octavo.attention.triton.units import RECORD
 
 
 class Work(NamedTuple):

@@ -48,8 +48,8 @@ from octavo.attention.hopper.pipe import cache_unsupported_reason, describe_cach
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.tilings.hopper import DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE
 from octavo.attention.triton.kernel_call import Call, DecodeWork
+from octavo.attention.triton.step_map import RECORD
 from octavo.attention.triton.tiles import LN_2
-from octavo.attention.triton.units import RECORD
 from octavo.kernels.device import power_of_two
 from octavo.kernels.launch import launch, overlaps
 

@@ -22,9 +22,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.attention.lengths import Lengths
+from octavo.attention.lengths import Lengths, concatenated_ranges, cumulative, expand
 from octavo.attention.plan.prefix_forest import SharedPrefixes
-from octavo.attention.plan.ranges import concatenated_ranges, cumulative, expand
 
 
 @dataclass(frozen=True, slots=True)

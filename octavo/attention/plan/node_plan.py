@@ -22,6 +22,7 @@ from math import lcm
 
 import numpy as np
 
+from octavo.attention.lengths import concatenated_ranges, cumulative, expand
 from octavo.attention.plan.node_segments import NodeTiling, cut_segments, gather_nodes
 from octavo.attention.plan.prefix_forest import (
     Costs,
@@ -30,10 +31,9 @@ from octavo.attention.plan.prefix_forest import (
     find_shared_prefixes,
     shareable_blocks,
 )
-from octavo.attention.plan.ranges import concatenated_ranges, cumulative, expand
 from octavo.errors import InvalidArgumentError
 
-# Fields of a unit's record, see triton/units.py.
+# Fields of a unit's record, see triton/step_map.py.
 _RECORD = 8
 
 

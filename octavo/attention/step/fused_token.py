@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 
 from octavo.attention.step.rotate_store import join_pairs, load_pairs, norm_pairs, rotate_pairs
+from octavo.attention.triton.step_map import num_key_tiles
 from octavo.attention.triton.store import round_to, scale_down
-from octavo.attention.triton.units import num_key_tiles
 
 
 class Rotation(NamedTuple):

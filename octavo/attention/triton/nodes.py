@@ -21,6 +21,7 @@ from octavo.attention.plan.device_forest import DeviceForest
 from octavo.attention.score_options import ScoreOptions
 from octavo.attention.tilings.portable import TileShape, padded_head_dim
 from octavo.attention.triton.kernel_call import Call, make_call
+from octavo.attention.triton.step_map import RECORD
 from octavo.attention.triton.tiles import (
     LN_2,
     LOG2_E,
@@ -32,7 +33,6 @@ from octavo.attention.triton.tiles import (
     normalise,
     store_results,
 )
-from octavo.attention.triton.units import RECORD
 from octavo.kernels.device import can_overlap, power_of_two
 from octavo.kernels.launch import launch
 

@@ -5,6 +5,7 @@ import triton.language as tl
 
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.triton.kernel_call import Call, DecodeWork
+from octavo.attention.triton.step_map import RECORD, num_key_tiles
 from octavo.attention.triton.tiles import (
     attend_tiles,
     clear_tokens,
@@ -16,7 +17,6 @@ from octavo.attention.triton.tiles import (
     store_results,
     tile_rows,
 )
-from octavo.attention.triton.units import RECORD, num_key_tiles
 from octavo.kernels.device import power_of_two
 from octavo.kernels.launch import launch, overlaps, start_next, wait_for_previous
 

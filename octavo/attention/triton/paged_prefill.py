@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from octavo.attention.triton.kernel_call import Call, PrefillWork
+from octavo.attention.triton.step_map import RECORD
 from octavo.attention.triton.tiles import (
     attend_tiles,
     empty_state,
@@ -13,7 +14,6 @@ from octavo.attention.triton.tiles import (
     store_results,
     tile_rows,
 )
-from octavo.attention.triton.units import RECORD
 from octavo.kernels.launch import launch
 
 _MERGED_ROWS = 16

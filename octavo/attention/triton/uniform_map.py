@@ -19,8 +19,7 @@ from octavo.attention.score_options import ScoreOptions
 from octavo.attention.tilings.portable import TileShape
 from octavo.attention.tilings.step_tiles import Layers
 from octavo.attention.triton.kernel_call import DecodeWork, PrefillWork, StepMap
-from octavo.attention.triton.step_map import MOST_PIECES
-from octavo.attention.triton.units import RECORD, num_key_tiles, shift_positions
+from octavo.attention.triton.step_map import MOST_PIECES, RECORD, num_key_tiles, shift_positions
 from octavo.kernels.device import num_multiprocessors, power_of_two
 from octavo.kernels.launch import launch
 
