@@ -162,7 +162,7 @@ def write_rows(cache: Tensor, index: Index, rows: Tensor, scale: Tensor | None) 
         cache[index] = rows.to(cache.dtype)
         return
     rows = rows.float() if scale is None else rows.float() / scale.unsqueeze(-1)
-    # Clamped here because some versions of torch convert numbers beyond the range to NaN.
+    # Some versions of torch convert numbers beyond the range to NaN, so rows are clamped first.
     rows = rows.clamp(-LARGEST, LARGEST).to(FLOAT8)
     as_bytes(cache)[index] = as_bytes(rows)
 

@@ -12,7 +12,7 @@ from octavo.errors import InvalidArgumentError
 _LARGEST, _SMALLEST = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny
 _LONGEST = torch.iinfo(torch.int64).max
 _LARGEST_INT32 = torch.iinfo(torch.int32).max
-# More keys than a sequence can have.
+# More keys than any sequence has.
 _ALL_LATER = 1 << 30
 
 

@@ -44,7 +44,7 @@ def host_plan(
         check_right(metadata.plan, right)
         return metadata.plan
     seq_lens, cu_seqlens_q = metadata.seq_lens.cpu().numpy(), metadata.cu_seqlens_q.cpu().numpy()
-    # Checked before planning: a corrupt length would make millions of items.
+    # Lengths are checked before the plan is made: a corrupt one would make millions of items.
     check_capacity(int(seq_lens.max(initial=0)), block_size, metadata.block_table)
     kv_begin = None if metadata.kv_begin is None else metadata.kv_begin.cpu().numpy()
     plan = ForestPlan.flat(

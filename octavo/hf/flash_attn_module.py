@@ -58,7 +58,7 @@ def _flash_attn_2() -> dict[str, dict[str, Callable]]:
     """Return the modules of flash_attn and what is in them, parents first."""
     from octavo import ops
 
-    # Those of flash_attn_3 alone are not in flash_attn.
+    # flash_attn lacks two names that FlashAttention-3 has.
     names = set(ops.__all__) - {"flash_attn_combine", "get_scheduler_metadata"}
     functions = {name: getattr(ops, name) for name in sorted(names)}
     return {

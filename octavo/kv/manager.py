@@ -157,7 +157,7 @@ class KVCacheManager:
             InvalidArgumentError: the tokens do not fit the blocks.
         """
         if sequence.grows_in_its_last_block(num_computed_tokens) and num_computed_tokens <= len(token_ids):
-            # The case of nearly every decoding step.
+            # Nearly every decoding step ends here.
             sequence.num_filled_tokens = num_computed_tokens
             return False
         num_full = self._num_full_blocks(sequence, token_ids, num_computed_tokens)

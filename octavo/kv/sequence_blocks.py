@@ -182,7 +182,7 @@ def pack_token_ids(token_ids: Sequence[int]) -> bytes:
     if isinstance(token_ids, array) and token_ids.typecode == "i":
         return token_ids.tobytes()
     try:
-        # Twice as fast as the array module.
+        # struct is twice as fast as the array module.
         return struct.pack(f"{len(token_ids)}i", *token_ids)
     except (struct.error, TypeError) as error:
         raise InvalidArgumentError(f"token ids must be integers of at most 32 bits: {error}") from error

@@ -125,7 +125,7 @@ def _attend_uniform(call: Call, options: ScoreOptions) -> tuple[Tensor, Tensor]:
     keys = call.keys
     layer = LayerCache(keys.k, keys.v, keys.k_scale, keys.v_scale)
     is_checked = choose_for_call("auto", layer, call.queries.q.dtype, options) == "triton"
-    # Called below its checks, which would repeat those of octavo.ops in every call.
+    # octavo.ops has checked the call, so the function below the checks is called.
     is_checked = is_checked and call.queries.length > 0 and 1 <= keys.seq_lens.shape[0] <= MOST_UNIFORM
     attend_uniform = gpu_paged.uniform_attention_with_lse if is_checked else uniform_attention_with_lse
     return attend_uniform(

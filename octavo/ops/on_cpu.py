@@ -59,7 +59,7 @@ def _host_work(
     """See host_work; all arrays are int32, and an int is the length of every query."""
     ends = np.frombuffer(seq_lens, np.int32)
     first = None if begin is None else np.frombuffer(begin, np.int32)
-    # Checked before planning: a corrupt length would make millions of items.
+    # Lengths are checked before the plan is made: a corrupt one would make millions of items.
     debug.check_lengths(np.zeros_like(ends) if first is None else first, ends, capacity)
     lens = np.maximum(ends, 0)
     if isinstance(bounds, int):
@@ -83,7 +83,7 @@ def attend(call: Call, cache: LayerCache, options: ScoreOptions) -> tuple[Tensor
     """
     q, host = call.queries.q, host_work(call, options)
     is_small = host.num_pairs * q.shape[1] * q.shape[2] <= _ONE_THREAD_PRODUCTS
-    # A copy: the kernel writes what it refuses into the structure, and another thread may use the plan.
+    # The kernel writes what it refuses into its structure, a copy: another thread may use the plan.
     struct = type(host.struct).from_buffer_copy(host.struct)
     return attend_planned(
         q,

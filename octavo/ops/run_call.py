@@ -179,7 +179,7 @@ def _attend_ragged(
 
 def _queries(q: Tensor, lengths: Lengths, max_seqlen_q: int | None) -> Queries:
     """Return q, dense [S, Sq, H, D] or ragged [T, H, D], as ragged queries."""
-    # bfloat16 holds each number of float8.
+    # bfloat16 represents every number of float8 exactly.
     readable = q.to(torch.bfloat16) if q.dtype == FLOAT8 else q
     used = None if lengths.seqused_q is None else int32(lengths.seqused_q)
     if lengths.cu_seqlens_q is None:
@@ -199,7 +199,7 @@ def _new_keys(
     scales: tuple[Tensor | None, Tensor | None],
 ) -> NewKeys:
     if k.dtype == FLOAT8:
-        # They count in the cache's scales already, and bfloat16 holds each of them.
+        # New keys in float8 are in units of the cache's scales already, and exact in bfloat16.
         k, v, scales = k.to(torch.bfloat16), v.to(torch.bfloat16), (None, None)
     if news.cu_seqlens_k_new is not None:
         cu_seqlens = int32(news.cu_seqlens_k_new)

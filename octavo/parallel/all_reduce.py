@@ -1,7 +1,7 @@
 """Chooses the all-reduce algorithm on GPUs, by the size of the tensor and the number of ranks.
 
-    one-shot   every rank sends its values to all others, and each sums all of them: one meeting
-    two-shot   every rank sums one part and sends that sum to all others: two meetings, less traffic
+    one-shot   every rank sends its values to all others, and each sums all of them: one barrier
+    two-shot   every rank sums one part and sends that sum to all others: two barriers, less traffic
     nccl       large tensors, and GPUs that cannot map each other's memory
 
 Between two GPUs, one-shot and two-shot move the same number of bytes. The limits for two ranks were measured
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
-Way = Literal["one-shot", "two-shot", "nccl"]
+Algorithm = Literal["one-shot", "two-shot", "nccl"]
 
 # Number of ranks -> largest tensor in bytes. Other numbers use the limit of the next larger one.
 _ONE_SHOT_BYTES: Mapping[int, int] = MappingProxyType({2: 2**23, 4: 3 * 2**17, 8: 2**17})
@@ -43,7 +43,7 @@ def two_shot_bytes(num_ranks: int) -> int:
     return _TWO_SHOT_BYTES // multiple * multiple
 
 
-def choose_way(num_bytes: int, num_ranks: int) -> Way:
+def choose_algorithm(num_bytes: int, num_ranks: int) -> Algorithm:
     """Return the algorithm for ranks that share memory.
 
     Args:

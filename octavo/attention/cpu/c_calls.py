@@ -222,7 +222,7 @@ def plan_struct(plan: ForestPlan) -> _Plan:
             f"the plan is damaged: packed must be contiguous [{sum(lengths)}] int32, "
             f"got {list(packed.shape)} {packed.dtype}; {_REMEDY}"
         )
-    # Checked here because partial results are allocated before the kernel checks the plan.
+    # The number is checked here because partial results are allocated before the kernel checks the plan.
     if not 0 <= plan.num_partials <= num_pairs:
         raise InvalidArgumentError(
             f"the plan is damaged: num_partials is {plan.num_partials}, expected 0 to {num_pairs}, the "

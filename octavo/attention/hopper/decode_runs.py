@@ -239,7 +239,7 @@ def _unit_tiles(run, unit, shape):
     """Return the first tile of a unit's keys, and the number of its tiles."""
     record = run.units + unit * RECORD
     first_tile = gl.load(record + 3) // shape.keys
-    # At least 1, since others divide by it: past the run's end the record may be of any unit.
+    # The number is at least 1, since callers divide by it: past the run's end the record may be of any unit.
     return first_tile, gl.maximum(1, gl.cdiv(gl.load(record + 4), shape.keys) - first_tile)
 
 

@@ -120,7 +120,7 @@ def fetch_tiles(source, first_tile, num_tiles, kv_head, pipe, fetched, shape, KE
         v, v_filled = pipe.v.index(stage), pipe.v_filled.index(stage)
         mbarrier.wait(pipe.k_free.index(stage), phase)
         expect_tile(k, k_filled)
-        # Not unrolled, since the warp has few registers.
+        # The loop is not unrolled, since the warp has few registers.
         for part in range(0, KEYS // PART):
             block = block_id(source, tile, part, shape, KEYS)
             copy_part(source.k, source.places, block, tile, part, kv_head, k_filled, k, shape)

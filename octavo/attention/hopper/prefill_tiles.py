@@ -115,7 +115,7 @@ def attend_item(
         operand = unpack(weights, q.dtype, O_LAYOUT)
         pending = warpgroup_mma(operand, pipe.v.index(stage), values, is_async=True)
         fetch_queries(queries, gather, work, turn + 1, q, shape, FIRST_ROW)
-        # As in _step.
+        # This branch orders the code as in _step.
         mbarrier.wait(pipe.v_filled.index(stage), phase)
         values, _ = warpgroup_mma_wait(0, deps=(pending, operand))
         mbarrier.arrive(pipe.v_free.index(stage), count=1)
@@ -214,9 +214,9 @@ def _step(
     s = warpgroup_mma_wait(1, deps=(s,))
     mbarrier.arrive(pipe.k_free.index(k_stage), count=1)
     weights, top, total, shrink = _softmax(s, top, total, i, item, shape, MASKED, O_LAYOUT)
-    # Waits for nothing, but it is a branch: over it, ptxas does not move the next wait before the softmax.
+    # It never waits, but as a branch it keeps ptxas from moving the next wait before the softmax.
     mbarrier.wait(pipe.v_filled.index(v_stage), (before // pipe.stages) & 1)
-    # The product reads its weights until here: a dependency, so that the compiler keeps their registers.
+    # The product reads its weights until here: the dependency makes the compiler keep their registers.
     values, _ = warpgroup_mma_wait(0, deps=(pending, operand))
     mbarrier.arrive(pipe.v_free.index(v_stage), count=1)
     return weights, values * shrink[:, None], top, total

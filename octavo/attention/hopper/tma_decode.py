@@ -67,7 +67,7 @@ def unsupported_reason(call: Call, work: DecodeWork) -> str | None:
 def attend_decode(call: Call, metadata: AttentionMetadata, work: DecodeWork, *, early: bool) -> None:
     """Attend the decode units and write their rows of the results; clears rows that no sequence covers.
 
-    The arguments are those of triton.decode.attend_decode.
+    The arguments are those of triton.paged_decode.attend_decode.
     """
     tile = work.shape
     shape = call.shape(tile)
@@ -109,7 +109,7 @@ def _attend_decode_kernel(
     ahead = look_ahead(source, run, now, order, shape)
     for _ in gl.static_range(STAGES - 1):
         if KEYS_ARE_OLD:  # noqa: SIM102  (decided when compiled)
-            # Once it has waited, it goes on at once.
+            # Only the first of these calls can wait.
             if holds_newest_key(run, ahead, shape):
                 gdc_wait()
         ahead = fetch(source, run, ahead, order, pipe, shape)
@@ -155,7 +155,7 @@ def _attend_piece(
     values = gl.zeros([D, ROWS], gl.float32, layout=MMA)
     s = _scores(q, pipe, done, shape, ROWS)
     for i in range(0, now.left - 1):
-        # Overwrites the buffer of the previous tile, whose reads are done.
+        # The copy overwrites the buffer of the previous tile, whose reads are done.
         ahead = fetch(source, run, ahead, order, pipe, shape)
         next_s = _scores(q, pipe, done + i + 1, shape, ROWS)
         if MASKED:
@@ -291,7 +291,7 @@ def _finish_piece(queries, run, now, tiles_per_program, top, total, values, shap
         debug_barrier()
         counter = run.arrivals + now.unit * shape.kv_heads + now.kv_head
         if gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_pieces - 1:
-            # Reset for the next layer, whose kernel waits until this one has ended.
+            # The counter is reset for the next layer, whose kernel waits until this one has ended.
             gl.store(counter, 0)
             merge_pieces(
                 queries, run, record, now.kv_head, head_begin, first_program, num_pieces,

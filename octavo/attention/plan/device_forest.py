@@ -12,8 +12,8 @@ from octavo.attention.tilings.step_tiles import node_tiles
 from octavo.errors import InvalidArgumentError
 from octavo.kernels.device import num_multiprocessors
 
-# The cost of the additional launches, in bytes that the GPU could read in that time. Measured; some of these
-# reads hit the L2 cache, because neighbouring sequences read the same blocks.
+# Measured cost of the additional launches, in bytes that the GPU could read in that time. Some of these reads
+# hit the L2 cache, because neighbouring sequences read the same blocks.
 _LAUNCH_BYTES = 80 << 20
 
 

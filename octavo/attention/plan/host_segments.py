@@ -78,7 +78,7 @@ def cut_queries(segments: Segments, tile_tokens: int, right: int | None = 0) -> 
     num_tiles = -(-(segments.pool_end - segments.pool_begin) // tile_tokens)
     is_single = num_tiles == 1
     if is_single.all():
-        # Nothing to cut, as in every step that only decodes.
+        # There is nothing to cut, as in every step that only decodes.
         row, kv_begin, kv_end = segments.table_row, segments.kv_begin, segments.kv_end
         return row, kv_begin, np.maximum(kv_end, kv_begin), segments.pool_begin, segments.pool_end, is_single
     segment, index = expand(num_tiles)

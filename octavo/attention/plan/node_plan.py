@@ -129,7 +129,7 @@ class NodePlan:
             plan = _cut(shared, block_tables, cu_seqlens_q, block_size, tiling, costs)
             if capacity is None or plan.fits(capacity):
                 return plan
-            # Too large: try again with longer segments and fewer nodes.
+            # The plan is too large: try again with longer segments and fewer nodes.
             costs = replace(
                 costs,
                 partial_tokens=4 * costs.partial_tokens + 1,

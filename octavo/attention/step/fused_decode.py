@@ -1,4 +1,4 @@
-"""Decoding of a sequence that is alone in its step, or of a few: rotate, store and attend in one kernel.
+"""Decoding of at most 16 sequences in one kernel: rotate, store and attend.
 
 A step of few tokens is a chain of kernels of a few microseconds, each of which waits for the one before. So
 one kernel does all between the fused projection and the output projection, and fetches keys before it waits:
@@ -197,7 +197,7 @@ def _attend_fused_kernel(
             q, k, v, is_new, new_k, new_v, sequence, kv_head, positions, start, kv_begin, kv_end, score, shape
         )
         if begin + 1 < end:
-            # Slopes, which are not read: there are none.
+            # `total` stands in for slopes, which are not read.
             top, total, values = attend_tiles(
                 top, total, values, join_pairs(q[0], q[1]), positions, total, cache, sequence, kv_head,
                 begin + 1, end, kv_begin, kv_end, score, shape, True,
@@ -210,7 +210,7 @@ def _attend_fused_kernel(
             arrivals = pieces.arrivals + sequence * shape.kv_heads + kv_head
             arrived = tl.atomic_add(arrivals, 1, sem="acq_rel", scope="gpu")
             if arrived == num_pieces - 1:
-                # Reset for the next layer, whose kernel waits until this one has ended.
+                # The counter is reset for the next layer, whose kernel waits until this one has ended.
                 tl.store(arrivals, 0)
                 first_piece += kv_head * SPLITS
                 merged = _merge_splits(pieces, first_piece, num_pieces, shape, SPLITS, MERGED_ROWS)

@@ -14,7 +14,7 @@ DECODE_SHAPE = TileShape(16, 32, 1, 3, 4, 255)
 """Decoding, one warp a program."""
 DECODE_DIM = 128
 
-# Two warpgroups of 64 rows and one fetching warp fill an SM; see prefill.py.
+# Two warpgroups of 64 rows and one fetching warp fill an SM; see tma_prefill.py.
 NODE_SHAPE = TileShape(128, 64, 8, 3, 1, 168)
 PROMPT_SHAPE = TileShape(128, 128, 8, 3, 1, 168)
 
@@ -29,7 +29,7 @@ BESIDE_SHAPE = TileShape(64, 64, 4, 2, 1, 136)
 FEW_LEAVES_SHAPE = TileShape(16, 32, 1, 2, 4, 240)
 LEAF_SHAPE = TileShape(16, 16, 1, 2, 8, 120)
 
-# Up to so many turns of each program, prompts are faster in tiles of fewer keys.
+# Prompts that give a program at most this many turns are faster in tiles of fewer keys.
 _TURNS_OF_FEW_KEYS = 2
 
 

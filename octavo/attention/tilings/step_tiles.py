@@ -98,7 +98,7 @@ class Layers:
             return min(num_splits, max(1, -(-max_seq_len // tile.keys)), _MOST_PARTS)
         most_programs = self._whole_unit_programs(tile)
         most_parts = min(most_programs // (num_units * self.num_kv_heads), -(-max_seq_len // _MIN_SPLIT_KEYS))
-        # A power of two, because each value is compiled separately.
+        # The kernel is compiled for each number of parts, so only powers of two are used.
         return 1 << max(0, most_parts.bit_length() - 1)
 
     def _whole_unit_programs(self, tile: TileShape) -> int:
@@ -115,7 +115,7 @@ class Layers:
 
     @property
     def _known_block_size(self) -> int:
-        # Hopper's kernels need keys and values of one head dim; 1 is no block size that they support.
+        # Hopper's kernels need keys and values of one head dim; they do not support the block size 1.
         return self.block_size if self.value_dim == self.head_dim else 1
 
     @property

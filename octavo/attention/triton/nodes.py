@@ -60,7 +60,7 @@ def attend_fat_nodes(call: Call, forest: DeviceForest, *, decodes: bool) -> None
         decodes: no sequence has more than one query token. Then no key of a node was stored in this step.
             (Prompts with a common prefix share blocks in the same step that computes them.)
     """
-    # Not launched early: it needs the queries, which the previous kernel writes, at once.
+    # It is not launched early: at once it needs the queries, which the previous kernel writes.
     tile = forest.fat_tile(decodes=decodes)
     _launch(call, forest, tile, forest.fat_units, forest.num_fat_units, early=False)
 

@@ -57,7 +57,7 @@ def _attend_decode_kernel(
     The program that finishes the last piece of a (unit, head) merges its pieces in order, so the result does
     not depend on timing. Units without keys, of which a padded batch has many, are skipped.
     """
-    # For one sequence measured slower, see docs/log.md.
+    # With a single sequence it measured slower, see docs/log.md.
     if (num_sequences > 1) | EARLY:
         start_next(OVERLAP)
     if not (EARLY or KEYS_ARE_OLD):
@@ -123,7 +123,7 @@ def _attend_piece(
         first_program = head_begin // tiles_per_program
         num_pieces = (head_begin + num_tiles - 1) // tiles_per_program - first_program + 1
         if arrived == num_pieces - 1:
-            # Reset for the next layer, whose kernel waits until this one has ended.
+            # The counter is reset for the next layer, whose kernel waits until this one has ended.
             tl.store(arrivals + unit * shape.kv_heads + kv_head, 0)
             _merge_pieces(
                 queries, partial_out, partial_lse, head_begin, first_program, num_pieces,

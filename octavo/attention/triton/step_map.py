@@ -27,7 +27,7 @@ from octavo.kernels.device import num_multiprocessors, power_of_two
 from octavo.kernels.launch import launch
 
 RECORD = tl.constexpr(8)
-# Unused records marked at a time.
+# Unused records that a program marks at a time.
 CLEARED = tl.constexpr(128)
 # One warp merges the pieces of a decode unit, at more than a microsecond each.
 MOST_PIECES = 16
@@ -134,7 +134,7 @@ def _prefill_tile(layers: Layers, metadata: AttentionMetadata, num_tokens: int, 
 def _num_parts(
     tile: TileShape, layers: Layers, metadata: AttentionMetadata, num_tokens: int, num_splits: int
 ) -> int:
-    # Counted by tokens, because a captured step has room for many sequences, most of which are empty.
+    # Tokens are counted, because a captured step has room for many sequences, most of which are empty.
     num_units = num_tokens // (tile.rows // layers.group) + 1
     return layers.num_parts(tile, num_units, metadata.max_seq_len, num_splits)
 
@@ -152,11 +152,12 @@ def _decode_work(
         (num_programs,),
         units=units, schedule=schedule, num_units=num_units, num_kv_heads=layers.num_kv_heads,
         KEYS=shape.keys, PADDED_UNITS=power_of_two(num_units),
-        # A single sequence is read fast only by all programs.
+        # Only all programs together read a single sequence fast.
         MOST_PIECES=MOST_PIECES if num_units > 1 else num_programs,
     )  # fmt: skip
-    # Launched last: units and schedule are written when it starts, and decode kernels read both before they
-    # wait, where metadata.keys_are_old. (A tape makes tensors first, but operators, which it repeats, wait.)
+    # The counters are cleared last, so that units and schedule are written when this launch starts: decode
+    # kernels read both before they wait, where metadata.keys_are_old. (A tape makes tensors first, but the
+    # operators that it repeats do wait.)
     arrivals = torch.zeros(num_units, layers.num_kv_heads, dtype=torch.int32, device=device)
     return DecodeWork.allocate(shape, units, schedule, arrivals, layers.value_dim)
 

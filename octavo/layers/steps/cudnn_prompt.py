@@ -1,4 +1,4 @@
-"""cuDNN attention for a prompt that is alone in its step, with nothing in the cache before it."""
+"""cuDNN attention for a step of a single prompt, with nothing in the cache before it."""
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ def unsupported_reason(
         return "it has no softcap, and no window shorter than the prompt"
     if options.sinks is not None:
         return "it has no sinks"
-    # torch's own check before it calls cuDNN: head dims, versions, whether cuDNN is disabled.
+    # torch itself checks this before it calls cuDNN: head dims, versions, whether cuDNN is disabled.
     q, k, v = _heads(qkv, num_heads, num_kv_heads)
     is_supported = can_use_cudnn_attention(SDPAParams(q, k, v, None, 0.0, True, True))
     return None if is_supported else "cuDNN refuses these heads, or is switched off"

@@ -11,7 +11,7 @@ from octavo.attention.step.rotate_store import rotate_and_store, rotation_table
 from octavo.attention.triton.kernel_call import StepMap
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.rotary import Rotary
-from octavo.layers.steps import cudnn_prompt as dense
+from octavo.layers.steps import cudnn_prompt
 
 
 class TritonStep:
@@ -19,9 +19,9 @@ class TritonStep:
 
     The first layer with a window makes the task map for it, and other layers reuse the map. Layers without a
     window read shared prefixes once, by the forest in the metadata; layers with one read them per sequence. A
-    long fresh prompt that is alone in its step uses dense.attend_dense if cuDNN supports the layer. One
-    token, or a few of sequences that share nothing, between GEMMs that fetch weights early have a kernel that
-    does all of it; between other GEMMs it was slower.
+    long fresh prompt that is the whole step goes to cuDNN if it supports the layer. Between GEMVs, which
+    fetch weights early, one kernel does all for the tokens of up to 16 sequences that share nothing; between
+    other GEMMs it was slower.
     """
 
     def __init__(
@@ -29,10 +29,11 @@ class TritonStep:
     ) -> None:
         """Keep the step; `num_heads` is H, `deterministic` as for make_step_map."""
         self._deterministic = deterministic
-        # A float8 cache rounds keys and values, and later steps read the rounded ones: this step has to as
-        # well.
+        # A float8 cache rounds keys and values, and later steps read the rounded ones: this step must, too.
         is_exact = kv_cache.data.dtype != FLOAT8 and not deterministic
-        self._is_dense = metadata.is_fresh and is_exact and metadata.positions.shape[0] >= dense.MIN_TOKENS
+        self._is_dense = (
+            metadata.is_fresh and is_exact and metadata.positions.shape[0] >= cudnn_prompt.MIN_TOKENS
+        )
         self._kv_cache = kv_cache
         self._metadata = metadata
         self._num_heads = num_heads
@@ -40,9 +41,9 @@ class TritonStep:
         num_sequences, num_tokens = metadata.seq_lens.shape[0], metadata.positions.shape[0]
         shares = metadata.forest is not None or metadata.kv_begin is not None
         num_kv_heads, device = kv_cache.data.shape[3], kv_cache.data.device
-        is_few = 0 < num_tokens == num_sequences <= most_sequences(num_kv_heads, device)
+        fits_fused = 0 < num_tokens == num_sequences <= most_sequences(num_kv_heads, device)
         is_old = num_tokens == 1 or metadata.keys_are_old
-        self._is_fused = is_few and is_old and not shares and not deterministic
+        self._is_fused = fits_fused and is_old and not shares and not deterministic
         self._fused_work: FusedWork | None = None
 
     def rotations(self, rope: Rotary, positions: Tensor) -> Tensor:
@@ -57,17 +58,17 @@ class TritonStep:
         norm = {} if qk_norm is None else {"norm_weight": qk_norm.weight, "eps": qk_norm.eps}
         cos, sin = rotations
         if self._is_fused and options.has_gemvs:
-            # Like the cache, for all layers.
+            # All layers share this memory, as they share the map.
             self._fused_work = work = self._fused_work or FusedWork.allocate(cache, self._num_heads)
             return attend_fused(qkv, cache, self._metadata, cos, sin, scores, work, **norm).flatten(1)
         heads = {"num_heads": self._num_heads, "num_kv_heads": cache.k.shape[2]}
-        is_dense = self._is_dense and dense.unsupported_reason(qkv, options, **heads) is None
+        is_dense = self._is_dense and cudnn_prompt.unsupported_reason(qkv, options, **heads) is None
         q = rotate_and_store(
             qkv, self._metadata.slot_mapping, cos, sin, cache.k, cache.v, num_heads=self._num_heads,
             keep_k=is_dense, k_scale=cache.k_scale, v_scale=cache.v_scale, **norm,
         )  # fmt: skip
         if is_dense:
-            return dense.attend_dense(qkv, **heads, scale=options.scale)
+            return cudnn_prompt.attend_dense(qkv, **heads, scale=options.scale)
         if window not in self._maps:
             self._maps[window] = make_step_map(
                 q, cache, self._metadata, window, deterministic=self._deterministic

@@ -17,7 +17,7 @@ from octavo.kernels.device import power_of_two
 from octavo.kernels.launch import launch, number_of, varying
 from octavo.ops.call import NewKeys, Queries, Rotary, contiguous
 
-# Numbers that one program holds in registers at a time.
+# Numbers that a program has in registers at a time.
 _TILE = 2048
 
 

@@ -1,7 +1,7 @@
-"""Building blocks of kernels that sum over ranks: send, meet, sum. shared_memory.py has the memory layout.
+"""Building blocks of kernels that sum over ranks: send, barrier, sum. shared_memory.py has the layout.
 
-A program communicates only with the programs of the same index on other ranks: it sends them values, meets
-them, and reads what they sent. Programs of one rank never wait for each other.
+A program communicates only with the programs of the same index on other ranks: it sends them values, waits
+for them at a barrier, and reads what they sent. Programs of one rank never wait for each other.
 """
 
 import triton
@@ -52,17 +52,17 @@ meet_done:
 
 
 @triton.jit
-def meet(table, rank, count, MEETING: tl.constexpr, WORLD: tl.constexpr):
+def barrier(table, rank, count, NUMBER: tl.constexpr, WORLD: tl.constexpr):
     """Wait until this program arrives here on all ranks. Their earlier writes are visible afterwards.
 
     Args:
         table: see SharedMemory.
         rank: this rank.
         count: number of sums before this one.
-        MEETING: 0 for the first of a sum, 1 for the second.
+        NUMBER: 0 for the first of a sum, 1 for the second.
         WORLD: number of ranks.
     """
-    flags = (MEETING * _MAX_PROGRAMS + tl.program_id(0)) * _MAX_RANKS * 4
+    flags = (NUMBER * _MAX_PROGRAMS + tl.program_id(0)) * _MAX_RANKS * 4
     theirs = (flags + rank * 4).to(tl.int64)
     own = tl.load(table + rank) + flags
     gone = tl.load(table + WORLD)
