@@ -87,9 +87,9 @@ def uniform_attention_with_lse(
 
     There are 1 to triton.shapes.MOST_UNIFORM sequences, and query_len is at least 1.
     """
-    from octavo.attention.triton import uniform_map as uniform
+    from octavo.attention.triton import uniform_map
 
-    step_map, cu_seqlens_q = uniform.make_uniform_map(
+    step_map, cu_seqlens_q = uniform_map.make_uniform_map(
         seq_lens, kv_begin, query_len=query_len, max_seq_len=max_seq_len, num_heads=q.shape[1],
         num_kv_heads=cache.k.shape[2], head_dim=q.shape[2], value_dim=cache.v.shape[3], dtype=q.dtype,
         cache_dtype=cache.k.dtype, block_size=ONE_BLOCK if block_table.shape[1] == 1 else cache.k.shape[1],
@@ -159,12 +159,11 @@ def _attend_with_sinks(
     q: Tensor, cache: LayerCache, metadata: AttentionMetadata, options: ScoreOptions, step_map: "StepMap"
 ) -> tuple[Tensor, Tensor]:
     """Attend in float32 and let the sinks join, so that results are rounded once."""
-    from octavo.attention.triton import kernel_call as arguments
-    from octavo.attention.triton import sinks
+    from octavo.attention.triton import kernel_call, sinks
 
     assert options.sinks is not None
     out, lse = _attend_with_map(q, cache, metadata, options, step_map, torch.float32)
-    result, _ = arguments.empty_results(q, cache.v.shape[3])
+    result, _ = kernel_call.empty_results(q, cache.v.shape[3])
     sinks.add_sinks(out, lse, options.sinks.contiguous(), result)
     return result, lse
 
@@ -178,15 +177,14 @@ def _attend_with_map(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """Attend without sinks; dtype: of the results."""
-    from octavo.attention.triton import kernel_call as arguments
-    from octavo.attention.triton import nodes
+    from octavo.attention.triton import kernel_call, nodes
 
-    results = arguments.empty_results(q, cache.v.shape[3], dtype)
+    results = kernel_call.empty_results(q, cache.v.shape[3], dtype)
     forest = step_map.forest
     positions = metadata.positions if step_map.positions is None else step_map.positions
     begins, one_block = metadata.kv_begin is not None, is_one_block(metadata)
     if forest is None:
-        call = arguments.make_call(
+        call = kernel_call.make_call(
             q, cache, positions, metadata.block_table, options, results, begins=begins, one_block=one_block
         )
         _attend_units(call, metadata, step_map, early=False)
@@ -194,7 +192,7 @@ def _attend_with_map(
     _check_forest(cache, options)
     node_call = nodes.node_call(q, cache, positions, options, forest)
     leaf_results = (forest.leaf_out[: q.shape[0]], forest.leaf_lse[: q.shape[0]])
-    leaves = arguments.make_call(
+    leaves = kernel_call.make_call(
         q, cache, positions, metadata.block_table, options, leaf_results, one_block=one_block
     )
     attend_fat_nodes(node_call, forest, decodes=metadata.max_query_len == 1)

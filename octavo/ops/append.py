@@ -36,9 +36,9 @@ def append(
         return append_torch(queries, new, k_cache, v_cache, rotary), new.lengths_after()
     if debug.is_on():
         check_append(queries, new, k_cache, rotary)
-    from octavo.ops.triton import append_kernel as on_gpu
+    from octavo.ops.triton import append_kernel
 
-    return on_gpu.append(queries, new, k_cache, v_cache, rotary)
+    return append_kernel.append(queries, new, k_cache, v_cache, rotary)
 
 
 def append_torch(

@@ -25,10 +25,7 @@ from octavo.attention.tilings.portable import (
     padded_head_dim,
     prefill_shape,
 )
-from octavo.attention.triton import paged_decode as decode
-from octavo.attention.triton import paged_prefill as prefill
-from octavo.attention.triton import step_map, store
-from octavo.attention.triton import uniform_map as uniform
+from octavo.attention.triton import paged_decode, paged_prefill, step_map, store, uniform_map
 from octavo.attention.triton.kernel_call import Queries, Score, Shape
 
 sys.path.append(str(Path(__file__).parents[1] / "ops"))
@@ -80,8 +77,8 @@ def compile_attention(score=PLAIN, *, cache=CACHE, parts=1, **shape):
     thin_arguments.update(EARLY=False, KEYS_ARE_OLD=True)
     fat_arguments = {**common, "shape": shape_of(fat, **shape), "NUM_PARTS": parts}
     return {
-        "decode": compile_by_name(decode._attend_decode_kernel, thin_arguments, thin),
-        "prefill": compile_by_name(prefill._attend_prefill_kernel, fat_arguments, fat),
+        "decode": compile_by_name(paged_decode._attend_decode_kernel, thin_arguments, thin),
+        "prefill": compile_by_name(paged_prefill._attend_prefill_kernel, fat_arguments, fat),
     }
 
 
@@ -107,7 +104,7 @@ def compile_plan(integers, *, thin, begins):
         "MOST_PIECES": 16,
     }
     lengths = {"seq_lens": integers, "first_keys": "*i32" if begins else None, "DECODE": thin}
-    return compile_by_name(uniform._map_kernel, {**sizes, **tensors, **tiles, **lengths})
+    return compile_by_name(uniform_map._map_kernel, {**sizes, **tensors, **tiles, **lengths})
 
 
 def compile_store():

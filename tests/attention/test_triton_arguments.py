@@ -7,8 +7,7 @@ import torch
 from triton_cases import make_case, to_device
 
 from octavo.attention import KVCache
-from octavo.attention.hopper import pipe
-from octavo.attention.hopper import tma_prefill as prefill
+from octavo.attention.hopper import pipe, tma_prefill
 from octavo.attention.score_options import ScoreOptions
 from octavo.attention.tilings.portable import TileShape
 from octavo.attention.triton.kernel_call import constant, empty_results, make_call
@@ -62,7 +61,7 @@ def test_tables_of_any_width_have_one_kernel():
     rows = [made.cache.table_row for made in calls]
     assert [row != 1 and row % 16 != 0 for row in rows] == [True] * 4
     # Where a warp has too few registers for the shift, the kernel takes the stride itself.
-    parameters = {parameter.name: parameter for parameter in prefill._attend_kernel.params}
+    parameters = {parameter.name: parameter for parameter in tma_prefill._attend_kernel.params}
     assert parameters["table_row"].do_not_specialize
 
 

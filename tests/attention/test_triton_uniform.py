@@ -11,14 +11,14 @@ from triton_cases import DEVICE, make_case, poisoned_memory, to_device
 from octavo.attention import gpu_paged, uniform_attention_with_lse
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.score_options import ScoreOptions
-from octavo.attention.triton import uniform_map as uniform
+from octavo.attention.triton import uniform_map
 from octavo.errors import InvalidArgumentError
 
 
 def plan(moved, query_len, options, num_splits=0):
     sizes = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "value_dim": 16, "block_size": 16}
     with poisoned_memory():
-        return uniform.make_uniform_map(
+        return uniform_map.make_uniform_map(
             moved.metadata.seq_lens,
             moved.metadata.kv_begin,
             query_len=query_len,

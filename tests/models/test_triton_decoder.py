@@ -105,13 +105,13 @@ def test_same_logits_by_row_invariant_products(case: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("case", CASES)
 def test_same_logits_of_a_token_alone_in_its_step(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rotation, store and attention in one kernel, between projections that pass for GEMVs."""
-    from octavo.attention.step import fused_decode as alone
+    from octavo.attention.step import fused_decode
 
     calls: list[Any] = []
 
     def attend_fused(*given: Any, **options: Any) -> torch.Tensor:
         calls.append(given)
-        return alone.attend_fused(*given, **options)
+        return fused_decode.attend_fused(*given, **options)
 
     config = ModelConfig.from_hf(TINY | CASES[case])
     plain = make_decoder(config, random_weights(config), attention_impl="torch")

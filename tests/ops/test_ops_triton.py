@@ -20,7 +20,7 @@ from triton_cases import HAS_GPU
 from octavo.attention import AttentionMetadata, gpu_paged
 from octavo.attention.score_options import ScoreOptions
 from octavo.ops import attend as attend_module
-from octavo.ops import run_call as run
+from octavo.ops import run_call
 from octavo.ops.call import NewKeys, Queries, Rotary
 
 pytestmark = pytest.mark.skipif(HAS_GPU, reason="a GPU runs the matrix itself")
@@ -41,7 +41,7 @@ def _on_triton(monkeypatch):
     monkeypatch.setattr(attend_module, "is_on_gpu", lambda q: True)
     # Lengths on a GPU are not looked at.
     monkeypatch.setattr(AttentionMetadata, "check_lengths", lambda self: None)
-    monkeypatch.setattr(run, "append", append)
+    monkeypatch.setattr(run_call, "append", append)
 
 
 def small(maker):
@@ -149,7 +149,7 @@ def test_append_reads_no_angle_beyond_the_table():
 
 def test_one_kernel_appends_any_number_of_tokens_to_any_table(monkeypatch):
     """Triton compiles another one where an integer is 1, and where it is a multiple of 16."""
-    from octavo.ops.triton import append_kernel as append_module
+    from octavo.ops.triton import append_kernel
 
     kinds = set()
 
@@ -163,7 +163,7 @@ def test_one_kernel_appends_any_number_of_tokens_to_any_table(monkeypatch):
         assert names[9] == "num_sequences"  # not specialised by name
         kinds.add((*map(kind, arguments[:9]), *arguments[10:]))
 
-    monkeypatch.setattr(append_module, "launch", launch)
+    monkeypatch.setattr(append_kernel, "launch", launch)
     for num_sequences in (1, 2, 16, 17):
         for width in (1, 2, 16, 17):
             rows = torch.ones(num_sequences, 2, 8)
@@ -172,7 +172,7 @@ def test_one_kernel_appends_any_number_of_tokens_to_any_table(monkeypatch):
             table = torch.zeros(num_sequences, width, dtype=torch.int32)
             new = NewKeys(rows, rows, None, 1, lens, None, table, None, None)
             angles = torch.ones(2, width * 16, 4)
-            append_module.append(
+            append_kernel.append(
                 Queries(rows, None, None, 1, 1), new, *caches, Rotary(*angles, False, lens, True)
             )
     assert len(kinds) == 1

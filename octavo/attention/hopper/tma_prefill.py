@@ -38,7 +38,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from octavo.attention.hopper import prefill_queries as query_tiles
+from octavo.attention.hopper import prefill_queries
 from octavo.attention.hopper.pipe import (
     Source,
     cache_unsupported_reason,
@@ -71,14 +71,14 @@ def unsupported_reason(call: Call, work: PrefillWork) -> str | None:
         return (
             f"it needs units of {PROMPT_SHAPE.rows} rows, or {SHORT_SHAPE}, and all keys; not deterministic"
         )
-    return cache_unsupported_reason(call) or query_tiles.unsupported_reason(call)
+    return cache_unsupported_reason(call) or prefill_queries.unsupported_reason(call)
 
 
 def nodes_unsupported_reason(call: Call, forest: DeviceForest) -> str | None:
     """Return why the kernel cannot run a forest's fat units, or None if it can."""
     if forest.fat_tile(decodes=False) != NODE_SHAPE:
         return f"it needs nodes in tiles of {NODE_SHAPE}"
-    return cache_unsupported_reason(call) or query_tiles.unsupported_reason(call)
+    return cache_unsupported_reason(call) or prefill_queries.unsupported_reason(call)
 
 
 def attend_prefill(call: Call, work: PrefillWork) -> None:

@@ -29,7 +29,7 @@ from octavo.attention.score_options import ScoreOptions
 from octavo.attention.step.fused_token import Rotation, find_piece, load_weights, rotate, store_row
 from octavo.attention.step.rotate_store import join_pairs
 from octavo.attention.tilings.portable import TileShape, fused_shape, padded_head_dim
-from octavo.attention.triton import float8_pairs as float8
+from octavo.attention.triton import float8_pairs
 from octavo.attention.triton.kernel_call import empty_results, make_call
 from octavo.attention.triton.tiles import (
     LOG2_E,
@@ -241,19 +241,19 @@ def _attend_first(
     The new key is not in k and v, which thus are in shared memory before it exists.
     """
     top, total, values = empty_state(shape)
-    even, odd = float8.product_queries(join_pairs(q[0], q[1]), shape)
+    even, odd = float8_pairs.product_queries(join_pairs(q[0], q[1]), shape)
     score_factor, factor, v_scale = load_factors(score, sequence, kv_head, shape)
     new = tl.sum(
         q[0].to(tl.float32) * new_k[0].to(tl.float32) + q[1].to(tl.float32) * new_k[1].to(tl.float32), 1
     )
-    product = tl.where(is_new[None, :], new[:, None], float8.key_products(even, odd, k, shape))
+    product = tl.where(is_new[None, :], new[:, None], float8_pairs.key_products(even, odd, k, shape))
     weights, _, top, total = fold_scores(
         top, total, product, positions, total, start, kv_begin, kv_end,
         score_factor, factor, score, shape, True,
     )  # fmt: skip
-    values, values_odd = float8.split_values(values, shape)
-    values, values_odd = float8.add_values(values, values_odd, weights, v, shape)
-    values = float8.join_values(values, values_odd, shape)
+    values, values_odd = float8_pairs.split_values(values, shape)
+    values, values_odd = float8_pairs.add_values(values, values_odd, weights, v, shape)
+    values = float8_pairs.join_values(values, values_odd, shape)
     new_weight = tl.sum(tl.where(is_new[None, :], weights, 0.0), 1)
     values += new_weight[:, None] * join_pairs(new_v[0].to(tl.float32), new_v[1].to(tl.float32))
     if shape.scaled:

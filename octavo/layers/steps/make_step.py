@@ -5,7 +5,7 @@ import torch
 from octavo.attention import AttentionMetadata, KVCache
 from octavo.attention.implementations import choose_impl
 from octavo.errors import ConfigError
-from octavo.layers.steps import cpu_step as cpu
+from octavo.layers.steps import cpu_step
 from octavo.layers.steps.operator_step import AttentionStep, OperatorStep
 
 
@@ -31,8 +31,8 @@ def make_step(
     Raises:
         ConfigError: deterministic, and `impl` is not "triton" here.
     """
-    if not deterministic and cpu.unsupported_reason(kv_cache, impl, dtype) is None:
-        return cpu.CpuStep(kv_cache, metadata, num_heads=num_heads)
+    if not deterministic and cpu_step.unsupported_reason(kv_cache, impl, dtype) is None:
+        return cpu_step.CpuStep(kv_cache, metadata, num_heads=num_heads)
     if choose_impl(impl, kv_cache.data.device.type, kv_cache.data.dtype, dtype) == "triton":
         from octavo.layers.steps.gpu_step import TritonStep
 
