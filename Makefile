@@ -32,7 +32,7 @@ CLIENTS := build/clients
 # Every script that tortures a server, short ones first.
 STRESS := equality ticks overload streams hostile signals soak
 
-.PHONY: demo serve test slow-test lint bench client-test fuzz-server stress hf-test ray-test upstream-test gpu-test gpu-slow-test gpu-sanitize clean
+.PHONY: demo serve test slow-test lint bench docs client-test fuzz-server stress hf-test ray-test upstream-test gpu-test gpu-slow-test gpu-sanitize clean
 
 demo: .venv/installed
 	@$(BIN)/octavo chat "What is gravity?" "Who found its law?" --temperature 0 --max-tokens 96
@@ -53,6 +53,13 @@ lint: .venv/installed-dev
 
 bench: .venv/installed-dev
 	$(BIN)/python benchmarks/run_all.py
+
+# The documents as a site. Pages lie side by side as in the repository, so that its links lead to the same places.
+docs: .venv/installed-docs
+	@rm -rf build/pages && mkdir -p build/pages
+	@cp -r *.md LICENSE docs examples deploy build/pages
+	@$(BIN)/zensical build --strict --config-file mkdocs.yml
+	@echo "octavo: the site is in build/site; begin with index.html"
 
 client-test: $(CLIENTS)/apps/installed $(CLIENTS)/guidellm/installed $(CLIENTS)/aiperf/installed .venv/installed-dev
 	$(BIN)/python tests/server/clients/run.py
@@ -128,6 +135,10 @@ gpu-sanitize:
 .venv/installed-server: .venv/installed
 	@echo "octavo: what the server needs, about 12 MB."
 	@$(PIP) -e '.[server]'
+	@touch $@
+
+.venv/installed-docs: .venv/installed
+	@$(PIP) -e '.[docs]'
 	@touch $@
 
 .venv/installed-dev: .venv/installed

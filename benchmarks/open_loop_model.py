@@ -7,7 +7,7 @@ A step of the modelled device takes
     launch + m (if it has prompts) + a * keys read for decoding + b * prompt tokens
            + c * prompt tokens * keys before them
 
-with weights that were measured on an H200 (docs/log.md, "Latency under load"). Scheduler, block pool and
+with weights that were measured on an H200 (docs/log/step.md, "Latency under load"). Scheduler, block pool and
 StepTime, which learns these weights from the steps, are the engine's own; each step is planned shortly before
 the last one ends (ADR 25). Arrivals are those of gpu_open_loop.py, and bursts of streams that begin within
 some milliseconds, as clients of a server do when their last answers ended together. --short-step-ms tries

@@ -28,7 +28,7 @@ BLOCKS = [
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 # A result file by its full name or without its date: h200-7d5c172-gpu_forest, h200-7d5c172-gpu_serving-*.
-CITATION = re.compile(r"[a-z0-9-]+-[0-9a-f]{7}-[a-z0-9_.*-]+[a-z0-9*]|\*prefix_accuracy\*")
+CITATION = re.compile(r"[a-z0-9-]+-[0-9a-f]{7,8}-[a-z0-9_.*-]+[a-z0-9*]|\*prefix_accuracy\*")
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_result_files_that_are_cited_exist(path: Path) -> None:
 def test_result_files_are_cited_or_the_only_other_of_their_benchmark_and_machine() -> None:
     """Of the files that nobody cites only the newest one is kept."""
     cited = {result for path in DOCUMENTS for found in cited_by(path).values() for result in found}
-    others = Counter(re.sub(r"-[0-9a-f]{7}-", " ", r.stem[11:]) for r in RESULTS if r not in cited)
+    others = Counter(re.sub(r"-[0-9a-f]{7,8}-", " ", r.stem[11:]) for r in RESULTS if r not in cited)
     assert [benchmark for benchmark, num in others.items() if num > 1] == []
 
 
@@ -109,3 +109,15 @@ def test_architecture_names_files_that_exist() -> None:
     named = named_files((ROOT / "ARCHITECTURE.md").read_text())
     assert {"gemm/portable/skinny.py", "gemm/hopper/floats/dense_gemm.py"} <= named
     assert [name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in files)] == []
+
+
+GUIDES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("path", GUIDES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_guides_can_be_read_aloud(path: Path) -> None:
+    """Lines fit a screen, tables included, and no sentence of the text begins with "Of"."""
+    text = path.read_text()
+    assert [line for line in text.splitlines() if len(line) > 140] == []
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert re.findall(r"(?:^|[.:;!?]\s|^\s*[*-] )Of [^\n]*", prose, re.MULTILINE) == []

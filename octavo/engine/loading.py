@@ -121,7 +121,9 @@ def log_plan(plan: ExecutionPlan, source: ModelSource) -> None:
             logger.info(
                 "all texts have LongRoPE's long factors, as max_model_len is %d; texts of up to %d tokens "
                 "are best with max_model_len=%d",
-                *(plan.max_model_len, *(rope.original_max_positions,) * 2),
+                plan.max_model_len,
+                rope.original_max_positions,
+                rope.original_max_positions,
             )
 
 

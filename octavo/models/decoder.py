@@ -42,7 +42,10 @@ class DecoderLayer:
         """What layers have in common if they launch the same kernels."""
         options = self.attention.options
         return (
-            *(options.window, options.rope, options.softcap, options.sinks is not None),
+            options.window,
+            options.rope,
+            options.softcap,
+            options.sinks is not None,
             *map(kernels_of, (self.attention.qkv_proj, self.attention.o_proj)),
             self.feed_forward.kind,
         )

@@ -57,7 +57,7 @@ def _attend_decode_kernel(
     The program that finishes the last piece of a (unit, head) merges its pieces in order, so the result does
     not depend on timing. Units without keys, of which a padded batch has many, are skipped.
     """
-    # With a single sequence it measured slower, see docs/log.md.
+    # With a single sequence it measured slower, see docs/log/attention.md.
     if (num_sequences > 1) | EARLY:
         start_next(OVERLAP)
     if not (EARLY or KEYS_ARE_OLD):

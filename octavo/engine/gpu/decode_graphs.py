@@ -71,7 +71,12 @@ class DecodeGraphs(StepGraphs[DecodeVariant]):
         gather_rows(rows, state.tokens, state.positions, state.table, step, self._table, block_size)
         positions, input_ids, slots, seq_lens = step
         hidden = network.forward(
-            *(input_ids, positions, slots, self._starts[: size + 1], seq_lens, self._table[:size]),
+            input_ids,
+            positions,
+            slots,
+            cu_seqlens_q=self._starts[: size + 1],
+            seq_lens=seq_lens,
+            block_table=self._table[:size],
             max_query_len=1,
             shares=variant.shares,
             # A row's last token was sampled in an earlier step, so all keys before it were stored by then.

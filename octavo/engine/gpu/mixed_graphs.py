@@ -98,7 +98,12 @@ class MixedGraphs(StepGraphs[MixedVariant]):
         size = variant.size
         input_ids, positions, slots, starts, seq_lens = self._step.split(self._fields)
         hidden = network.forward(
-            *(input_ids[:size], positions[:size], slots[:size], starts, seq_lens, self._table),
+            input_ids[:size],
+            positions[:size],
+            slots[:size],
+            cu_seqlens_q=starts,
+            seq_lens=seq_lens,
+            block_table=self._table,
             max_query_len=size,
             shares=variant.shares,
             is_fresh=variant.is_fresh,

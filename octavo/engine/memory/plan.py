@@ -112,7 +112,7 @@ def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> to
     if config.dtype != "auto":
         dtype = getattr(torch, config.dtype)
     elif device.type == "cpu":
-        # Of all but matrices that _quantization chooses to keep in bfloat16.
+        # Matrices that _quantization chooses to keep in bfloat16 are the exception.
         dtype = torch.float32
     else:
         dtype = torch.float16 if model.dtype == "float16" else torch.bfloat16

@@ -109,7 +109,10 @@ def _follow(records: RecordWire, reports: ReportWire) -> None:
     reports.send(Planned(plan.num_blocks))
     begin = _receive(records, Begin)
     parallel = connect(
-        *(setup.rank, setup.size, plan.device, Path(begin.rendezvous)),
+        setup.rank,
+        setup.size,
+        plan.device,
+        Path(begin.rendezvous),
         shares_memory=config.all_reduce == "auto",
         in_order=config.deterministic,
     )

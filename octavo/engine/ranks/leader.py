@@ -245,7 +245,11 @@ def _meet(ranks: Ranks, plan: ExecutionPlan, num_blocks: int) -> TensorParallel:
         rendezvous = Path(folder, "rendezvous")
         ranks.followers.tell(Begin(num_blocks, str(rendezvous)))
         meet = partial(
-            *(connect, 0, ranks.size, plan.device, rendezvous),
+            connect,
+            rank=0,
+            size=ranks.size,
+            device=plan.device,
+            rendezvous=rendezvous,
             shares_memory=plan.config.all_reduce == "auto",
             in_order=plan.config.deterministic,
         )

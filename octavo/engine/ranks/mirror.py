@@ -1,4 +1,4 @@
-"""Turns steps into records and records into steps. Of rank 0's requests, other ranks see what steps read.
+"""Turns steps into records and records into steps. Other ranks see what steps read of rank 0's requests.
 
 Only what is new is sent: a request once, then the tokens and blocks that it got since its last step. Tokens
 come from rank 0, although every rank samples the same ones: so a follower's request is rank 0's, whatever was
@@ -94,7 +94,11 @@ class StepWriter:
         told.num_tokens += len(token_ids)
         told.block_ids, told.num_blocks = block_ids, len(block_ids)
         return Item(
-            *(told.number, item.start, item.num_new_tokens, item.samples, request.row),
+            number=told.number,
+            start=item.start,
+            num_new_tokens=item.num_new_tokens,
+            samples=item.samples,
+            row=request.row,
             token_ids=token_ids.tobytes(),
             block_ids=array("i", block_ids[first:]).tobytes(),
             are_all=are_all,

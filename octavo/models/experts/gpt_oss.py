@@ -26,7 +26,7 @@ PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Transposed(Place):
-    """Of an expert of a stack, the columns turn, turn + step, ...: they are rows here.
+    """Columns turn, turn + step, ... of an expert in a stack; they are rows here.
 
     Attributes:
         expert: index into the stack.

@@ -43,7 +43,7 @@ _SUFFIXES: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stacked(Place):
-    """Of an expert of a stack, all rows, or those from `first` on.
+    """All rows of an expert in a stack, or those from `first` on.
 
     Attributes:
         expert: index into the stack.
@@ -131,7 +131,7 @@ def _check_tiles(weights: WeightSource, name: str, stack: str, tile_rows: int) -
     if tile_rows == 1 or len(shape) != 3 or shape[1] == 1 or stack not in weights.names():
         return
     size = weights.shape(stack)[1] // 2
-    # Of matrices smaller than a tile, each has a scale.
+    # Each matrix that is smaller than a tile has a scale.
     if size % tile_rows and not (shape[1] == 2 and 2 * size <= tile_rows):
         raise UnsupportedModelError(
             f"{name}: gate and up of {size} rows each share scales for {tile_rows} rows, which is not "

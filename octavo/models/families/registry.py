@@ -97,7 +97,7 @@ _MISSING: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# Of a name that may have been meant: all end alike.
+# How alike a name must be to be suggested; it is high, as all names end alike.
 _LIKENESS = 0.85
 
 _QWEN_DEFAULTS = {"sliding_window": 4096, "max_window_layers": 28, "max_position_embeddings": 32768}

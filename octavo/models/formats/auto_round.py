@@ -9,13 +9,13 @@ from octavo.models.formats.float8 import read_fp8
 from octavo.models.formats.integers.awq import read_awq
 from octavo.models.formats.integers.gptq import read_gptq
 from octavo.models.formats.matrix_schemes import MatrixScheme, MixedScheme
-from octavo.models.formats.scheme_fields import CALIBRATION
+from octavo.models.formats.scheme_fields import CALIBRATION, words
 
-_KEYS = CALIBRATION | {
-    *("act_bits", "act_data_type", "act_dynamic", "act_group_size", "act_sym", "activation_scheme", "bits"),
-    *("extra_config", "fmt", "group_size", "iters", "lr", "minmax_lr", "nsamples", "packing_format"),
-    *("quant_method", "seqlen", "supported_types", "sym", "weight_block_size"),
-}
+_KEYS = CALIBRATION | words(
+    "act_bits act_data_type act_dynamic act_group_size act_sym activation_scheme bits extra_config",
+    "fmt group_size iters lr minmax_lr nsamples packing_format quant_method seqlen supported_types",
+    "sym weight_block_size",
+)
 _NOT_QUANTISED = 16
 
 

@@ -11,14 +11,11 @@ from octavo.models.formats.float8 import MXFP8, Float8Scheme
 from octavo.models.formats.integers.int_quantized import IntQuantizedScheme
 from octavo.models.formats.integers.pack_quantized import PackQuantizedScheme
 from octavo.models.formats.matrix_schemes import MatrixScheme, MixedScheme
-from octavo.models.formats.scheme_fields import ARGUMENTS, check_cache, check_patterns, read_block
+from octavo.models.formats.scheme_fields import ARGUMENTS, check_cache, check_patterns, read_block, words
 
-_KEYS = frozenset(
-    {
-        *("config_groups", "format", "global_compression_ratio", "ignore", "kv_cache_scheme"),
-        *("moe_sparsity_config", "provider", "quant_method", "quantization_status", "sparsity_config"),
-        *("transform_config", "version"),
-    }
+_KEYS = words(
+    "config_groups format global_compression_ratio ignore kv_cache_scheme moe_sparsity_config",
+    "provider quant_method quantization_status sparsity_config transform_config version",
 )
 # Values of actorder: groups are those of the columns' places, or of columns from anywhere.
 _IN_ORDER, _ORDERED = (None, False, "static", "weight"), (True, "dynamic", "group")

@@ -23,15 +23,13 @@ from octavo.forms.float8 import FLOAT8_ROWS, Float8Weight
 from octavo.models.config_fields import ConfigFields
 from octavo.models.formats.matrix_schemes import MatrixScheme
 from octavo.models.formats.quantised_tensors import FLOATS
-from octavo.models.formats.scheme_fields import check_cache, check_patterns, read_block
+from octavo.models.formats.scheme_fields import check_cache, check_patterns, read_block, words
 from octavo.models.weights import Part, StoredTensors, slice_bounds
 
 _TYPE, _EXPONENTS = "F8_E4M3", "U8"
-_FP8_KEYS = frozenset(
-    {
-        *("activation_scheme", "dequantize", "expert_dtype", "fmt", "ignored_layers", "kv_cache_scheme"),
-        *("modules_to_convert", "modules_to_not_convert", "quant_method", "scale_fmt", "weight_block_size"),
-    }
+_FP8_KEYS = words(
+    "activation_scheme dequantize expert_dtype fmt ignored_layers kv_cache_scheme modules_to_convert",
+    "modules_to_not_convert quant_method scale_fmt weight_block_size",
 )
 
 

@@ -54,7 +54,7 @@ class MatrixScheme(ABC):
 
 @dataclass(frozen=True, slots=True)
 class MixedScheme:
-    """A Scheme of several; a matrix has the first one that fits. Of none: only the cache has scales."""
+    """A Scheme of several; a matrix has the first one that fits. With none, only the cache has scales."""
 
     schemes: Sequence[MatrixScheme]
 

@@ -20,14 +20,11 @@ from octavo.models.formats.float8 import MXFP8, Float8Scheme
 from octavo.models.formats.integers.int_quantized import IntQuantizedScheme
 from octavo.models.formats.integers.paired_rows import PairedRowsScheme
 from octavo.models.formats.matrix_schemes import MatrixScheme, MixedScheme
-from octavo.models.formats.scheme_fields import check_cache, check_patterns
+from octavo.models.formats.scheme_fields import check_cache, check_patterns, words
 
-_KEYS = frozenset(
-    {
-        *("config_groups", "exclude_modules", "group_size", "has_zero_point", "ignore"),
-        *("kv_cache_quant_algo", "kv_cache_scheme", "pre_quant_scale", "producer", "quant_algo"),
-        *("quant_method", "quantized_layers"),
-    }
+_KEYS = words(
+    "config_groups exclude_modules group_size has_zero_point ignore kv_cache_quant_algo",
+    "kv_cache_scheme pre_quant_scale producer quant_algo quant_method quantized_layers",
 )
 _MIXED = "MIXED_PRECISION"
 _CACHE = "kv_cache_quant_algo"

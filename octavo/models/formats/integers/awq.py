@@ -23,7 +23,7 @@ from octavo.models.formats.integers.words import (
 )
 from octavo.models.formats.matrix_schemes import MatrixScheme
 from octavo.models.formats.quantised_tensors import FLOATS, check_tensor
-from octavo.models.formats.scheme_fields import CALIBRATION, check_patterns, read_group_size
+from octavo.models.formats.scheme_fields import CALIBRATION, check_patterns, read_group_size, words
 from octavo.models.weights import StoredTensors
 
 _SUFFIX = "qweight"
@@ -31,10 +31,10 @@ _BITS = 4
 _PER_WORD = 8
 # Column i of a word's 8 is at this place in it.
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-_KEYS = CALIBRATION | {
-    *("bits", "desc_act", "do_fuse", "format", "fuse_max_seq_len", "group_size", "method", "modules_to_fuse"),
-    *("modules_to_not_convert", "pre_quantized", "quant_method", "sym", "version", "zero_point"),
-}
+_KEYS = CALIBRATION | words(
+    "bits desc_act do_fuse format fuse_max_seq_len group_size method modules_to_fuse",
+    "modules_to_not_convert pre_quantized quant_method sym version zero_point",
+)
 
 
 def read_awq(fields: ConfigFields) -> "AWQScheme":

@@ -32,16 +32,15 @@ from octavo.models.formats.integers.words import (
 )
 from octavo.models.formats.matrix_schemes import MatrixScheme, MixedScheme
 from octavo.models.formats.quantised_tensors import FLOATS, check_tensor
-from octavo.models.formats.scheme_fields import CALIBRATION, check_patterns, read_group_size
+from octavo.models.formats.scheme_fields import CALIBRATION, check_patterns, read_group_size, words
 from octavo.models.weights import StoredTensors
 
 _SUFFIX = "qweight"
-_KEYS = CALIBRATION | {
-    *("bits", "checkpoint_format", "desc_act", "dynamic", "format", "group_size", "is_marlin_format"),
-    *("lm_head", "method", "model_file_base_name", "model_name_or_path", "modules_to_not_convert", "mse"),
-    *("pack_dtype", "quant_method", "quantizer", "static_groups", "sym", "use_cuda_fp16", "use_exllama"),
-    "version",
-}
+_KEYS = CALIBRATION | words(
+    "bits checkpoint_format desc_act dynamic format group_size is_marlin_format lm_head method",
+    "model_file_base_name model_name_or_path modules_to_not_convert mse pack_dtype quant_method",
+    "quantizer static_groups sym use_cuda_fp16 use_exllama version",
+)
 # Bits -> a word of ones.
 _ONES = MappingProxyType({4: 0x11111111, 8: 0x01010101})
 
