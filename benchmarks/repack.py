@@ -15,7 +15,7 @@ from torch import Tensor
 
 from octavo.forms.blocks import BlockWeight
 from octavo.forms.packed import GroupedWeight
-from octavo.models.formats.gguf.blocks import blocks_of
+from octavo.models.formats.gguf.gguf_blocks import blocks_of
 from octavo.models.formats.gguf.types import GGML_TYPES
 from octavo.models.formats.schemes import read_scheme
 

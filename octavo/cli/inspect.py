@@ -20,7 +20,7 @@ from octavo.models import (
     resolve_model,
     stored_matrices,
 )
-from octavo.models.experts.config import ExpertsConfig
+from octavo.models.experts.experts_config import ExpertsConfig
 from octavo.parallel import TensorParallel, expected_sums
 
 Rows = list[tuple[str, str]]

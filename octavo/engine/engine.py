@@ -19,14 +19,14 @@ from functools import partial
 
 from octavo.config import EngineConfig
 from octavo.engine.default_device import without_default_device
-from octavo.engine.loading import log_plan, make_runner, plan_model, read_decoder
+from octavo.engine.engine_stats import EngineStats
+from octavo.engine.load_model import log_plan, make_runner, plan_model, read_decoder
 from octavo.engine.output_processor import OutputProcessor
-from octavo.engine.prompts import Prompt, PromptReader, TokenIds
+from octavo.engine.prompt_reader import Prompt, PromptReader, TokenIds
 from octavo.engine.ranks import LeaderRunner, start_ranks
 from octavo.engine.rehearsal import REHEARSAL, REHEARSAL_TOKENS
 from octavo.engine.request_maker import RequestMaker, salt_bytes
 from octavo.engine.scheduler import Scheduler
-from octavo.engine.stats import EngineStats
 from octavo.engine.step.result import PrepareProgress, StepRunner
 from octavo.engine.step.steps import Steps
 from octavo.engine.structured import Grammar, Grammars

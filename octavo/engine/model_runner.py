@@ -11,11 +11,11 @@ from octavo.engine.memory import ExecutionPlan
 from octavo.engine.request import Request
 from octavo.engine.sampling.prompt_logprobs import prompt_logprobs
 from octavo.engine.sampling.sampler import SampledToken, Sampler
-from octavo.engine.step.input import StepInput, StepInputBuilder
 from octavo.engine.step.result import LateWork, PrepareProgress, StepResult
 from octavo.engine.step.scheduled import ScheduledRequest, SchedulerOutput
+from octavo.engine.step.step_input import StepInput, StepInputBuilder
 from octavo.engine.step.threads import StepThreads
-from octavo.engine.structured.masks import TokenMasks
+from octavo.engine.structured.token_masks import TokenMasks
 from octavo.kernels.copies import to_device
 from octavo.models import Decoder
 

@@ -5,8 +5,8 @@ import time
 from array import array
 from dataclasses import dataclass, field
 
-from octavo.engine.sampling.options import adjustments, asks_for_filters
-from octavo.engine.structured.grammar import Grammar, Matcher
+from octavo.engine.sampling.option_table import adjustments, asks_for_filters
+from octavo.engine.structured.matcher import Grammar, Matcher
 from octavo.errors import OctavoError
 from octavo.kv import SequenceBlocks
 from octavo.outputs import FinishReason, Logprob, RequestMetrics
@@ -50,7 +50,7 @@ class Request:
         grammar: what its output must be, compiled from params.structured; None: anything.
         matcher: where in its grammar the output is; None without a grammar.
         row: while running, its row of the block tables and of the device's state; else -1.
-        adjustments: sampling options that change its logits, by name; see sampling/options.py.
+        adjustments: sampling options that change its logits, by name; see sampling/option_table.py.
         asks_for_filters: top-k, top-p or min-p drops tokens before its draws.
     """
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Container
 
 from octavo.engine.request import Request
 from octavo.engine.sampling.seeds import mix_seed
-from octavo.engine.structured.grammar import Grammar
+from octavo.engine.structured.matcher import Grammar
 from octavo.errors import InvalidArgumentError, SamplingParamsError
 from octavo.kv import SequenceBlocks
 from octavo.outputs import RequestMetrics

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from octavo.engine.engine import Engine
-from octavo.engine.prompts import Prompt, TokenIds
+from octavo.engine.prompt_reader import Prompt, TokenIds
 from octavo.errors import EngineError
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams

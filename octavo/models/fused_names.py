@@ -9,7 +9,7 @@ from itertools import accumulate, chain
 from types import MappingProxyType
 
 from octavo.errors import WeightsError
-from octavo.models.config import ModelConfig
+from octavo.models.model_config import ModelConfig
 from octavo.models.parameters import parameter_shapes
 from octavo.models.renamed import Place, by_name, renamed
 from octavo.models.weights import WeightSource

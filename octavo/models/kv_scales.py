@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import WeightsError
-from octavo.models.config import ModelConfig
+from octavo.models.model_config import ModelConfig
 from octavo.models.weights import WeightSource
 
 

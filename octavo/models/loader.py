@@ -19,11 +19,11 @@ from octavo.layers import Rotary, inverse_frequencies
 from octavo.layers.stack import make_stack
 from octavo.models.builder import Builder
 from octavo.models.checkpoint import Checkpoint, check_tensors
-from octavo.models.config import ModelConfig
 from octavo.models.decoder import Decoder
 from octavo.models.experts.names import with_expert_names
 from octavo.models.fused_names import with_own_projections
 from octavo.models.kv_scales import kv_scale_names, read_kv_scales
+from octavo.models.model_config import ModelConfig
 from octavo.models.one_thread import one_thread
 from octavo.models.parameters import parameter_shapes
 from octavo.models.storage import kept_storage

@@ -2,7 +2,7 @@
 
 import math
 
-from octavo.models.config import ModelConfig
+from octavo.models.model_config import ModelConfig
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from octavo.engine.prompts import TokenIds
+from octavo.engine.prompt_reader import TokenIds
 from octavo.outputs import CompletionDelta, RequestOutput
 from octavo.server.errors import ApiError
 from octavo.server.limits import Deadlines

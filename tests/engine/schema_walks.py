@@ -6,7 +6,7 @@ import numpy as np
 from llguidance import LLTokenizer
 
 from octavo.engine.structured.compiling import Compiler
-from octavo.engine.structured.grammar import Grammar
+from octavo.engine.structured.matcher import Grammar
 from octavo.sampling_params import StructuredOutput
 
 EOS = 256

@@ -10,7 +10,7 @@ from structured_helpers import CPU, EOS, VOCAB, a_request, allowed, takes
 
 from octavo.engine.sampling.sampler import Sampler
 from octavo.engine.structured import Grammars, compiling
-from octavo.engine.structured.masks import TokenMasks, spread_on_device, spread_on_host
+from octavo.engine.structured.token_masks import TokenMasks, spread_on_device, spread_on_host
 from octavo.errors import StructuredOutputError
 from octavo.sampling_params import StructuredOutput
 from octavo.tokenizer import Tokenizer

@@ -118,7 +118,7 @@ def test_the_latest_grammars_are_kept_within_a_size(
 def test_worn_grammars_are_compiled_anew(
     compiled: Grammars, ids: Callable[[str], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from octavo.engine.structured import grammar as module
+    from octavo.engine.structured import matcher as module
 
     monkeypatch.setattr(module, "_MAX_TOKENS", 3)
     structured = StructuredOutput(regex="[0-9]+!")

@@ -9,7 +9,7 @@ from llm_helpers import assert_drained
 from octavo import LLM, SamplingParams
 from octavo.attention.plan.prefix_forest import Sharing
 from octavo.engine.model_runner import ModelRunner
-from octavo.engine.prompts import Prompt, TokenIds
+from octavo.engine.prompt_reader import Prompt, TokenIds
 from octavo.engine.request import Request
 from octavo.engine.step.result import LateWork, PrepareProgress, StepResult
 from octavo.engine.step.scheduled import SchedulerOutput

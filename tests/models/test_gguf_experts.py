@@ -28,7 +28,7 @@ from octavo.layers.experts import ListedExperts
 from octavo.models import ModelConfig, parameter_shapes
 from octavo.models.formats.gguf.config import gguf_to_hf_config
 from octavo.models.formats.gguf.file import GGUFFile
-from octavo.models.formats.gguf.weights import GGUFWeights
+from octavo.models.formats.gguf.gguf_weights import GGUFWeights
 from octavo.parallel import TensorParallel
 
 transformers = pytest.importorskip("transformers")

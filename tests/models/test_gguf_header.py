@@ -21,7 +21,7 @@ from octavo.errors import (
 )
 from octavo.models.formats.gguf.config import gguf_to_hf_config
 from octavo.models.formats.gguf.file import GGUFFile
-from octavo.models.formats.gguf.weights import GGUFWeights
+from octavo.models.formats.gguf.gguf_weights import GGUFWeights
 
 ROW = bytes(16)  # four float32
 PLAIN = Tensor("a", (4,), ROW)

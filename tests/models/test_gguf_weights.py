@@ -10,7 +10,7 @@ from octavo.errors import FileFormatError, UnsupportedModelError, WeightsError
 from octavo.models import ModelConfig, parameter_shapes
 from octavo.models.checkpoint import check_tensors
 from octavo.models.formats.gguf.config import gguf_to_hf_config
-from octavo.models.formats.gguf.weights import GGUFWeights
+from octavo.models.formats.gguf.gguf_weights import GGUFWeights
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

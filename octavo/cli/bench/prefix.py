@@ -15,7 +15,7 @@ from octavo.attention.choice import choose_impl
 from octavo.cli.bench.plots import check_plot
 from octavo.cli.bench.rounds import MAX_TRIES, compare, timer
 from octavo.cli.options import PrefixBenchOptions
-from octavo.engine.memory.devices import device_of
+from octavo.engine.memory.rank_device import device_of
 from octavo.errors import ConfigError, OctavoError
 from octavo.parallel import TensorParallel
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from octavo.attention import AttentionMetadata, DeviceForest, KVCache
 from octavo.engine.gpu.buffers import StepBuffers
-from octavo.engine.gpu.rows import DeviceRows
+from octavo.engine.gpu.device_rows import DeviceRows
 from octavo.models import Decoder
 
 Variant = TypeVar("Variant", bound=Hashable)

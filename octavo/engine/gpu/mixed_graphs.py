@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from octavo.engine.gpu.buffers import StepBuffers
+from octavo.engine.gpu.device_rows import DeviceRows
 from octavo.engine.gpu.graphs import CapturedNetwork, GraphPool, StepGraphs
-from octavo.engine.gpu.rows import DeviceRows
 from octavo.engine.gpu.sizes import next_size, token_sizes
-from octavo.engine.step.input import StepInput
+from octavo.engine.step.step_input import StepInput
 from octavo.kernels.copies import copy_to, to_device
 from octavo.layers.steps.dense import MIN_TOKENS
 

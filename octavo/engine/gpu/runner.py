@@ -18,22 +18,22 @@ from octavo.attention import DeviceForest, KVCache
 from octavo.attention.plan.prefix_forest import Sharing
 from octavo.engine.gpu.buffers import StepBuffers
 from octavo.engine.gpu.decode_graphs import DecodeGraphs
+from octavo.engine.gpu.device_rows import DeviceRows
 from octavo.engine.gpu.graphs import CapturedNetwork, GraphPool
 from octavo.engine.gpu.kernel_cache import KernelCache
 from octavo.engine.gpu.mixed_graphs import MixedGraphs
 from octavo.engine.gpu.outcome import Outcome
 from octavo.engine.gpu.prepare import Preparation
-from octavo.engine.gpu.rows import DeviceRows
 from octavo.engine.gpu.sampling_graphs import SamplingGraphs
 from octavo.engine.memory import ExecutionPlan
 from octavo.engine.request import Request
 from octavo.engine.sampling.prompt_logprobs import PendingLogprobs, prompt_logprobs
 from octavo.engine.sampling.sampler import Sampler
 from octavo.engine.sampling.tops import ROWS_AT_ONCE, Tops, log_softmax, pack_tops
-from octavo.engine.step.input import StepInput, StepInputBuilder
 from octavo.engine.step.result import LateWork, PrepareProgress, StepResult
 from octavo.engine.step.scheduled import ScheduledRequest, SchedulerOutput
-from octavo.engine.structured.masks import TokenMasks
+from octavo.engine.step.step_input import StepInput, StepInputBuilder
+from octavo.engine.structured.token_masks import TokenMasks
 from octavo.kernels.copies import to_device, to_host
 from octavo.models import Decoder
 

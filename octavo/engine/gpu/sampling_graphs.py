@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from octavo.engine.gpu.buffers import StepBuffers
+from octavo.engine.gpu.device_rows import DeviceRows
 from octavo.engine.gpu.graphs import CapturedNetwork, GraphPool, StepGraphs
-from octavo.engine.gpu.rows import DeviceRows
 from octavo.engine.gpu.sizes import next_size, sequence_sizes
 
 

@@ -6,7 +6,7 @@ from octavo.attention import DeviceForest
 from octavo.attention.cache import COPIED_BYTES
 from octavo.engine.memory.execution_plan import ExecutionPlan
 from octavo.models import ModelConfig
-from octavo.models.experts.config import ExpertsConfig, expert_part, names_expert_parallel
+from octavo.models.experts.experts_config import ExpertsConfig, expert_part, names_expert_parallel
 from octavo.parallel import TensorParallel, shard_heads, shard_range
 from octavo.parallel.shared_memory import SHARED_BYTES
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from octavo.config import EngineConfig
-from octavo.engine.loading import make_runner, plan_model, read_decoder
+from octavo.engine.load_model import make_runner, plan_model, read_decoder
 from octavo.engine.memory import ExecutionPlan
 from octavo.engine.ranks.mirror import Checksum, StepReader, require_equal
 from octavo.engine.ranks.records import (

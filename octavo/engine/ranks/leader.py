@@ -14,7 +14,7 @@ import torch
 
 from octavo.attention.plan.prefix_forest import Sharing
 from octavo.config import EngineConfig
-from octavo.engine.loading import make_runner, read_decoder
+from octavo.engine.load_model import make_runner, read_decoder
 from octavo.engine.memory import ExecutionPlan, require_devices
 from octavo.engine.ranks.followers import Followers
 from octavo.engine.ranks.mirror import Checksum, StepWriter

@@ -10,7 +10,7 @@ import torch
 
 from octavo.engine.ranks.records import Masks
 from octavo.engine.request import Request
-from octavo.engine.structured.masks import TokenMasks
+from octavo.engine.structured.token_masks import TokenMasks
 
 
 class SentMasks(TokenMasks):

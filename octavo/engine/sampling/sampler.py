@@ -16,7 +16,7 @@ from torch import Tensor
 from octavo.engine.request import Request
 from octavo.engine.sampling.draw import draw
 from octavo.engine.sampling.tops import ROWS_AT_ONCE, Top, Tops, log_softmax, pack_tops
-from octavo.engine.structured.masks import TokenMasks
+from octavo.engine.structured.token_masks import TokenMasks
 from octavo.errors import EngineError
 from octavo.kernels.copies import to_device
 

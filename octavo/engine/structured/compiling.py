@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from octavo.engine.structured.grammar import Grammar, first_line
 from octavo.engine.structured.in_time import InTime
+from octavo.engine.structured.matcher import Grammar, first_line
 from octavo.engine.structured.schemas import held_schema
 from octavo.errors import StructuredOutputError
 from octavo.sampling_params import StructuredOutput

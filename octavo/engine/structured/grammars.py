@@ -5,7 +5,7 @@ from collections import OrderedDict
 from importlib.util import find_spec
 
 from octavo.engine.structured.compiling import Compiler
-from octavo.engine.structured.grammar import Grammar
+from octavo.engine.structured.matcher import Grammar
 from octavo.errors import ConfigError, StructuredOutputError
 from octavo.install_hint import install_extra
 from octavo.sampling_params import SamplingParams, StructuredOutput

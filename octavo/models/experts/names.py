@@ -7,7 +7,7 @@
 
 Scales and packed integers of quantised experts are beside them: `.experts.3.w1.qweight`,
 `.experts.gate_up_proj_scale_inv`. gpt-oss's names are in experts.gpt_oss. GGUF files' stacked tensors get
-these names in formats.gguf.weights.
+these names in formats.gguf.gguf_weights.
 """
 
 import re

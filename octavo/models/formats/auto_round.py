@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from octavo.errors import UnsupportedModelError
 from octavo.models.config_fields import ConfigFields
-from octavo.models.formats.float8 import read_fp8
+from octavo.models.formats.float8_scheme import read_fp8
 from octavo.models.formats.integers.awq import read_awq
 from octavo.models.formats.integers.gptq import read_gptq
 from octavo.models.formats.matrix_schemes import MatrixScheme, MixedScheme

@@ -7,7 +7,7 @@ from octavo.errors import UnsupportedModelError
 from octavo.models.config_fields import ConfigFields
 from octavo.models.formats import float4
 from octavo.models.formats.float4 import Float4Scheme
-from octavo.models.formats.float8 import MXFP8, Float8Scheme
+from octavo.models.formats.float8_scheme import MXFP8, Float8Scheme
 from octavo.models.formats.integers.int_quantized import IntQuantizedScheme
 from octavo.models.formats.integers.pack_quantized import PackQuantizedScheme
 from octavo.models.formats.matrix_schemes import MatrixScheme, MixedScheme

@@ -1,6 +1,6 @@
 """Reads the quantization_config of NVIDIA's ModelOpt: an algorithm, or one for each layer.
 
-    FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO, FP8_PB_REAL, MXFP8               formats.float8
+    FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO, FP8_PB_REAL, MXFP8               formats.float8_scheme
     W8A8_SQ_PER_CHANNEL, W8A16                                                  integers.int_quantized
     W4A16_AWQ, W4A8_AWQ                                                         integers.paired_rows
     NVFP4, W4A16_NVFP4, NVFP4_AWQ, W4A8_NVFP4_FP8, MXFP4, W4A8_MXFP4_FP8        formats.float4
@@ -16,7 +16,7 @@ from octavo.errors import UnsupportedModelError, suggest
 from octavo.models.config_fields import ConfigFields
 from octavo.models.formats import float4
 from octavo.models.formats.float4 import Float4Scheme
-from octavo.models.formats.float8 import MXFP8, Float8Scheme
+from octavo.models.formats.float8_scheme import MXFP8, Float8Scheme
 from octavo.models.formats.integers.int_quantized import IntQuantizedScheme
 from octavo.models.formats.integers.paired_rows import PairedRowsScheme
 from octavo.models.formats.matrix_schemes import MatrixScheme, MixedScheme

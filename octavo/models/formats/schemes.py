@@ -12,7 +12,7 @@ from octavo.errors import FileFormatError, UnsupportedModelError, suggest
 from octavo.models.config_fields import ConfigFields
 from octavo.models.formats.auto_round import read_auto_round
 from octavo.models.formats.compressed_tensors import read_compressed_tensors
-from octavo.models.formats.float8 import read_fp8
+from octavo.models.formats.float8_scheme import read_fp8
 from octavo.models.formats.integers.awq import read_awq
 from octavo.models.formats.integers.gptq import read_gptq
 from octavo.models.formats.modelopt import read_modelopt

@@ -12,8 +12,8 @@ from itertools import chain, islice
 import msgspec
 
 from octavo.engine.engine import Engine
+from octavo.engine.engine_stats import EngineStats
 from octavo.engine.request import Request
-from octavo.engine.stats import EngineStats
 from octavo.kv.branches import Branch, top_branches
 from octavo.server.live.cells import MAX_CELLS, Cells, cells_of, occupied_states
 from octavo.server.live.readers import Part, parts_of

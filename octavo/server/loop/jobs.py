@@ -3,8 +3,8 @@
 import threading
 from dataclasses import dataclass
 
-from octavo.engine.prompts import TokenIds
-from octavo.engine.structured.grammar import Grammar
+from octavo.engine.prompt_reader import TokenIds
+from octavo.engine.structured.matcher import Grammar
 from octavo.errors import EngineDeadError, InvalidArgumentError, OctavoError
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams

@@ -21,7 +21,7 @@ import torch
 
 from octavo.errors import UnsupportedModelError
 from octavo.install_hint import pip_command
-from octavo.models.formats.gguf.blocks import quantised_of
+from octavo.models.formats.gguf.gguf_blocks import quantised_of
 
 Decoder = Callable[[np.ndarray, np.ndarray], None]
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from octavo.engine.request import Request
-from octavo.engine.sampling.options import COLUMNS
+from octavo.engine.sampling.option_table import COLUMNS
 from octavo.kernels.copies import to_device
 from octavo.kv import BlockTables
 

@@ -8,7 +8,7 @@ from octavo.errors import ConfigError, FileFormatError, UnsupportedModelError
 from octavo.kernels.clamped_swiglu import LIMIT, NAME, SLOPE
 from octavo.layers import RopeConfig
 from octavo.models.config_fields import ConfigFields
-from octavo.models.experts.config import NUM_EXPERTS_KEYS, ExpertsConfig, read_experts
+from octavo.models.experts.experts_config import NUM_EXPERTS_KEYS, ExpertsConfig, read_experts
 from octavo.models.families.family import Family
 from octavo.models.families.layers import read_layer_ropes, read_layer_types, read_windows
 from octavo.models.families.registry import find_family

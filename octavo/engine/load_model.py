@@ -10,7 +10,7 @@ from octavo.engine.memory import ExecutionPlan, gib, plan_execution
 from octavo.engine.memory.working import rank_share
 from octavo.engine.model_runner import ModelRunner
 from octavo.engine.step.result import StepRunner
-from octavo.engine.structured.masks import TokenMasks
+from octavo.engine.structured.token_masks import TokenMasks
 from octavo.errors import ConfigError
 from octavo.models import (
     Decoder,
