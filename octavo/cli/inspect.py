@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from octavo.config import EngineConfig
 from octavo.engine.memory import ExecutionPlan, gib, plan_execution, plan_weights
-from octavo.engine.memory.weights import WeightGroup
+from octavo.engine.memory.execution_plan import WeightGroup
 from octavo.errors import OutOfMemoryError
 from octavo.gemm.expert_table import describe_experts
 from octavo.gemm.table import describe_layers

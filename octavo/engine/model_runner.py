@@ -14,8 +14,8 @@ from octavo.engine.sampling.sampler import SampledToken, Sampler
 from octavo.engine.step.result import LateWork, PrepareProgress, StepResult
 from octavo.engine.step.scheduled import ScheduledRequest, SchedulerOutput
 from octavo.engine.step.step_input import StepInput, StepInputBuilder
-from octavo.engine.step.threads import StepThreads
 from octavo.engine.structured.token_masks import TokenMasks
+from octavo.engine.torch_settings import StepThreads
 from octavo.kernels.copies import to_device
 from octavo.models import Decoder
 

@@ -19,9 +19,8 @@ from collections import deque
 from collections.abc import Iterable
 
 from octavo.engine.request import Request, RequestStatus
-from octavo.engine.step.joining import Joining
-from octavo.engine.step.scheduled import ScheduledRequest, SchedulerOutput
-from octavo.engine.step.time import StepTime
+from octavo.engine.step.pace import StepTime
+from octavo.engine.step.scheduled import Joining, ScheduledRequest, SchedulerOutput
 from octavo.kv import KVCacheManager
 
 

@@ -5,7 +5,7 @@ import random
 import numpy as np
 from llguidance import LLTokenizer
 
-from octavo.engine.structured.compiling import Compiler
+from octavo.engine.structured.compiler import Compiler
 from octavo.engine.structured.matcher import Grammar
 from octavo.sampling_params import StructuredOutput
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from octavo.engine.step.threads import StepThreads
+from octavo.engine.torch_settings import StepThreads
 
 
 class Clock:

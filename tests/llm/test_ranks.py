@@ -19,8 +19,7 @@ from octavo.engine.model_runner import ModelRunner
 from octavo.engine.ranks import LeaderRunner
 from octavo.engine.ranks.follower import _Steps
 from octavo.engine.ranks.rank_thread import RankThread
-from octavo.engine.ranks.records import Record
-from octavo.engine.ranks.wires import RecordWire, encode_record
+from octavo.engine.ranks.records import Record, RecordWire, encode_record
 from octavo.parallel import TensorParallel
 
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3], [5, 8], list(range(3, 40))]

@@ -16,15 +16,12 @@ from torch import Tensor
 
 from octavo.attention import DeviceForest, KVCache
 from octavo.attention.plan.prefix_forest import Sharing
-from octavo.engine.gpu.buffers import StepBuffers
-from octavo.engine.gpu.decode_graphs import DecodeGraphs
 from octavo.engine.gpu.device_rows import DeviceRows
-from octavo.engine.gpu.graphs import CapturedNetwork, GraphPool
+from octavo.engine.gpu.graphs import CapturedNetwork, GraphPool, StepBuffers
 from octavo.engine.gpu.kernel_cache import KernelCache
-from octavo.engine.gpu.mixed_graphs import MixedGraphs
 from octavo.engine.gpu.outcome import Outcome
 from octavo.engine.gpu.prepare import Preparation
-from octavo.engine.gpu.sampling_graphs import SamplingGraphs
+from octavo.engine.gpu.step_graphs import DecodeGraphs, MixedGraphs, SamplingGraphs
 from octavo.engine.memory import ExecutionPlan
 from octavo.engine.request import Request
 from octavo.engine.sampling.prompt_logprobs import PendingLogprobs, prompt_logprobs

@@ -9,9 +9,8 @@ import torch
 from octavo.attention.choice import choose_impl
 from octavo.attention.float8 import FLOAT8
 from octavo.config import EngineConfig
-from octavo.engine.memory.execution_plan import ExecutionPlan, gib
+from octavo.engine.memory.execution_plan import ExecutionPlan, dequantised_forms, gib, weight_groups
 from octavo.engine.memory.rank_device import device_of, free_bytes_of, free_memory_bytes
-from octavo.engine.memory.weights import dequantised_forms, weight_groups
 from octavo.engine.memory.working import cpu_working_bytes, gpu_working_bytes, rank_share
 from octavo.errors import ConfigError, OutOfMemoryError
 from octavo.forms.base import Storage

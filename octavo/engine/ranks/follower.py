@@ -17,7 +17,7 @@ from typing import TypeVar
 from octavo.config import EngineConfig
 from octavo.engine.load_model import make_runner, plan_model, read_decoder
 from octavo.engine.memory import ExecutionPlan
-from octavo.engine.ranks.mirror import Checksum, StepReader, require_equal
+from octavo.engine.ranks.mirror import Checksum, ReceivedMasks, StepReader, require_equal
 from octavo.engine.ranks.records import (
     Begin,
     Failed,
@@ -28,12 +28,12 @@ from octavo.engine.ranks.records import (
     Prepared,
     Ready,
     Record,
+    RecordWire,
+    ReportWire,
     Reset,
     Setup,
     Step,
 )
-from octavo.engine.ranks.shared_masks import ReceivedMasks
-from octavo.engine.ranks.wires import RecordWire, ReportWire
 from octavo.engine.step.result import StepResult, StepRunner
 from octavo.errors import EngineError, OctavoError
 from octavo.parallel import PeerLostError, TensorParallel, connect

@@ -21,8 +21,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import octavo.errors as errors
-from octavo.engine.ranks.records import Failed, Record, Report, Setup
-from octavo.engine.ranks.wires import RecordWire, ReportWire, encode_record
+from octavo.engine.ranks.records import Failed, Record, RecordWire, Report, ReportWire, Setup, encode_record
 from octavo.errors import EngineDeadError, OctavoError
 
 Wanted = TypeVar("Wanted", bound=Report)

@@ -17,10 +17,9 @@ from octavo.config import EngineConfig
 from octavo.engine.load_model import make_runner, read_decoder
 from octavo.engine.memory import ExecutionPlan, require_devices
 from octavo.engine.ranks.followers import Followers
-from octavo.engine.ranks.mirror import Checksum, StepWriter
+from octavo.engine.ranks.mirror import Checksum, SentMasks, StepWriter
 from octavo.engine.ranks.rank_thread import RankThread
 from octavo.engine.ranks.records import Begin, Met, Planned, Prepare, Prepared, Ready, Reset
-from octavo.engine.ranks.shared_masks import SentMasks
 from octavo.engine.request import Request
 from octavo.engine.step.result import LateWork, PrepareProgress, StepResult, StepRunner
 from octavo.engine.step.scheduled import SchedulerOutput

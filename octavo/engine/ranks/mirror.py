@@ -2,18 +2,23 @@
 
 Only what is new is sent: a request once, then the tokens and blocks that it got since its last step. Tokens
 come from rank 0, although every rank samples the same ones: so a follower's request is rank 0's, whatever was
-aborted, preempted or started over.
+aborted, preempted or started over. Rank 0 sends the masks of grammars, too: a grammar may be costly, and
+whether it can go on depends on limits that others share, so one rank alone follows it.
 """
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from octavo.engine.ranks.records import Item, NewRequest, Step
+import numpy as np
+import torch
+
+from octavo.engine.ranks.records import Item, Masks, NewRequest, Step
 from octavo.engine.request import Request
 from octavo.engine.step.result import StepResult
 from octavo.engine.step.scheduled import ScheduledRequest, SchedulerOutput
+from octavo.engine.structured.token_masks import TokenMasks
 from octavo.errors import EngineError
 from octavo.kv import SequenceBlocks
 from octavo.outputs import RequestMetrics
@@ -182,3 +187,44 @@ def require_equal(own: Checksum, record: Step) -> None:
             f"this rank sampled other tokens than rank 0 within {record.num_steps} steps: "
             f"checksum {own.value:016x} after {own.num_steps}, expected {record.checksum:016x}"
         )
+
+
+class SentMasks(TokenMasks):
+    """TokenMasks of rank 0, which tells the others."""
+
+    def __init__(self, vocab_size: int, device: torch.device, tell: Callable[[Masks], None]) -> None:
+        """Keep shapes.
+
+        Args:
+            vocab_size: V, width of the logits.
+            device: where they are.
+            tell: sends a record to the other ranks.
+        """
+        super().__init__(vocab_size, device)
+        self._tell = tell
+
+    def fill(self, requests: Sequence[Request], num_output_tokens: Sequence[int]) -> np.ndarray:
+        """See TokenMasks."""
+        masks = super().fill(requests, num_output_tokens)
+        self._tell(Masks(len(masks), masks.tobytes()))
+        return masks
+
+
+class ReceivedMasks(TokenMasks):
+    """TokenMasks of another rank, whose requests have no matchers."""
+
+    def __init__(self, vocab_size: int, device: torch.device, receive: Callable[[], Masks]) -> None:
+        """Keep shapes.
+
+        Args:
+            vocab_size: V, width of the logits.
+            device: where they are.
+            receive: waits for the next record, which must be Masks.
+        """
+        super().__init__(vocab_size, device)
+        self._receive = receive
+
+    def fill(self, requests: Sequence[Request], num_output_tokens: Sequence[int]) -> np.ndarray:
+        """See TokenMasks."""
+        record = self._receive()
+        return np.frombuffer(record.words, dtype=np.int32).reshape(record.num_rows, -1).copy()

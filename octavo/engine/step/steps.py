@@ -14,15 +14,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from octavo.engine.default_device import without_default_device
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.request import Request
 from octavo.engine.sampling.sampler import SampledToken
 from octavo.engine.scheduler import Scheduler
-from octavo.engine.step.pace import Pace
+from octavo.engine.step.pace import Pace, StepWork
 from octavo.engine.step.result import StepResult, StepRunner
 from octavo.engine.step.scheduled import SchedulerOutput
-from octavo.engine.step.time import StepWork
+from octavo.engine.torch_settings import without_default_device
 from octavo.errors import EngineDeadError, EngineError, OctavoError
 from octavo.garbage import StepGarbage, paused
 from octavo.kv import KVCacheManager

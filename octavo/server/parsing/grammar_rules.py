@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.engine.structured.compiling import choice_regex
+from octavo.engine.structured.compiler import choice_regex
 from octavo.engine.structured.schemas import held_schema
 
 ANY_TEXT = "/(?s:.*)/"

@@ -1,16 +1,38 @@
-"""How many threads a step on a CPU takes: fewer while other processes have the cores.
+"""Settings of PyTorch that the engine shares with the program: the default device, and the number of threads.
 
-The threads of a step wait for one another hundreds of times. If one is taken off its core, the others wait
-for a whole time slice, so that two threads on two busy cores are slower than one. It shows in the thread that
-drives the step: for much of the time it is on no core, because another process has it, or because it sleeps
-until a late thread comes.
+The threads of a step on a CPU wait for one another hundreds of times. If one is taken off its core, the
+others wait for a whole time slice, so that two threads on two busy cores are slower than one. It shows in the
+thread that drives the step: for much of the time it is on no core, because another process has it, or because
+it sleeps until a late thread comes. Steps then get fewer threads.
 """
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
 
 import torch
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+def without_default_device(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Return the function so that tensors it makes without a device are on the CPU, as by PyTorch's default.
+
+    PyTorch keeps a default device as a mode that every call of its functions asks, in the thread that set it.
+    No mode of that kind is asked here. To enter torch.device("cpu") instead would slow each call down, and
+    an interrupt meanwhile could leave the program without its own default device.
+    """
+
+    @functools.wraps(function)
+    def run(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+        with torch._C.DisableTorchFunction():
+            return function(*args, **kwargs)
+
+    return run
+
 
 # A step was held up if its thread was on no core for more than this part of it, and for longer than this.
 _HELD_UP_PART, _HELD_UP_S = 0.25, 1e-3
