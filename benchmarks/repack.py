@@ -16,7 +16,7 @@ from torch import Tensor
 from octavo.forms.blocks import BlockWeight
 from octavo.forms.packed import GroupedWeight
 from octavo.models.formats.gguf.gguf_blocks import blocks_of
-from octavo.models.formats.gguf.types import GGML_TYPES
+from octavo.models.formats.gguf.header import GGML_TYPES
 from octavo.models.formats.schemes import read_scheme
 
 _SHAPES = ((1024, 4096), (4096, 4096), (12288, 4096), (4096, 12288))

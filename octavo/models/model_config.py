@@ -10,10 +10,15 @@ from octavo.layers import RopeConfig
 from octavo.models.config_fields import ConfigFields
 from octavo.models.experts.experts_config import NUM_EXPERTS_KEYS, ExpertsConfig, read_experts
 from octavo.models.families.family import Family
-from octavo.models.families.layers import read_layer_ropes, read_layer_types, read_windows
+from octavo.models.families.layer_fields import (
+    read_layer_ropes,
+    read_layer_types,
+    read_ropes,
+    read_rotary_dim,
+    read_windows,
+)
 from octavo.models.families.registry import find_family
-from octavo.models.families.ropes import read_ropes, read_rotary_dim
-from octavo.models.formats.mxfp4 import Mxfp4Scheme
+from octavo.models.formats.float4 import Mxfp4Scheme
 from octavo.models.formats.schemes import Scheme, read_scheme
 from octavo.parallel import TensorParallel, shard_whole
 

@@ -16,16 +16,14 @@ from octavo.forms.base import Storage
 from octavo.install_hint import install_extra, pip_command
 from octavo.json_file import is_present, read_json_object
 from octavo.models.formats.dummy import DummyMxfp4, DummyWeights
-from octavo.models.formats.gguf.config import gguf_to_hf_config
-from octavo.models.formats.gguf.file import GGUFFile
+from octavo.models.formats.float4 import Mxfp4Scheme
+from octavo.models.formats.gguf.file import GGUFFile, only_model
 from octavo.models.formats.gguf.gguf_weights import GGUFWeights
-from octavo.models.formats.gguf.parts import only_model
-from octavo.models.formats.mxfp4 import Mxfp4Scheme
+from octavo.models.formats.gguf.hf_config import gguf_to_hf_config
 from octavo.models.formats.safetensors import SafetensorsWeights
 from octavo.models.formats.schemes import read_scheme
-from octavo.models.fused_names import with_own_projections
 from octavo.models.model_config import ModelConfig
-from octavo.models.parameters import parameter_shapes
+from octavo.models.parameters import parameter_shapes, with_own_projections
 from octavo.models.weights import QuantisedSource, WeightSource
 from octavo.tokenizer import Tokenizer
 

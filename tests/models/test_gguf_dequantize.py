@@ -12,7 +12,7 @@ from octavo.errors import UnsupportedModelError
 from octavo.models.formats.gguf.dequantize import decode_blocks
 from octavo.models.formats.gguf.file import GGUFFile
 from octavo.models.formats.gguf.gguf_weights import GGUFWeights
-from octavo.models.formats.gguf.types import GGML_TYPES
+from octavo.models.formats.gguf.header import GGML_TYPES
 
 OWN = ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4")
 IDS = {kind.name: type_id for type_id, kind in GGML_TYPES.items()}

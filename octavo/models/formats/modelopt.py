@@ -6,7 +6,7 @@
     NVFP4, W4A16_NVFP4, NVFP4_AWQ, W4A8_NVFP4_FP8, MXFP4, W4A8_MXFP4_FP8        formats.float4
 
 Which layers are quantised, and the sizes of groups, are seen from their tensors. AWQ and SmoothQuant leave
-scales of inputs: formats.input_scales.
+scales of inputs: formats.matrix_schemes.
 """
 
 from collections.abc import Mapping

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from octavo.models.config_fields import ConfigFields
-from octavo.models.formats.integers.packed_matrix import PackedMatrix
-from octavo.models.formats.integers.words import (
+from octavo.models.formats.integers.packed_matrix import (
     WORD,
+    PackedMatrix,
     check_words,
     groups_of,
     unpack_rows,

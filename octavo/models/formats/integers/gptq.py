@@ -19,9 +19,9 @@ from torch import Tensor
 
 from octavo.errors import WeightsError
 from octavo.models.config_fields import ConfigFields
-from octavo.models.formats.integers.packed_matrix import PackedMatrix
-from octavo.models.formats.integers.words import (
+from octavo.models.formats.integers.packed_matrix import (
     WORD,
+    PackedMatrix,
     check_words,
     groups_of,
     num_groups,

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import WeightsError
-from octavo.models.formats.integers.packed_matrix import PackedMatrix
-from octavo.models.formats.integers.words import groups_of, num_groups
+from octavo.models.formats.integers.packed_matrix import PackedMatrix, groups_of, num_groups
 from octavo.models.formats.matrix_schemes import MatrixScheme
 from octavo.models.formats.quantised_tensors import FLOATS, check_tensor
 from octavo.models.weights import StoredTensors

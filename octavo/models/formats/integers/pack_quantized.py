@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from octavo.errors import WeightsError
-from octavo.models.formats.integers.packed_matrix import PackedMatrix
-from octavo.models.formats.integers.words import (
+from octavo.models.formats.integers.packed_matrix import (
     WORD,
+    PackedMatrix,
     check_words,
     groups_of,
     num_groups,
