@@ -90,7 +90,7 @@ def make_runner(decoder: Decoder, plan: ExecutionPlan, masks: TokenMasks | None 
     """
     _check_decoder(decoder, plan)
     cache = _allocate_kv_cache(decoder, plan)
-    # On a CPU, too: there it compiles the attention kernels on first use, for which no request should wait.
+    # This call also compiles the attention kernels of a CPU on first use, so that no request waits for them.
     impl = choose_impl(decoder.attention_impl, plan.device.type, cache.data.dtype, plan.dtype)
     if plan.device.type == "cuda" and impl == "triton":
         from octavo.engine.gpu.kernel_cache import KernelCache

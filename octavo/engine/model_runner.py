@@ -66,7 +66,7 @@ class ModelRunner:
 
     def launch(self, step: SchedulerOutput) -> Callable[[], StepResult]:
         """See StepRunner."""
-        with self._threads.of_a_step():
+        with self._threads.for_step():
             result = self._execute(step)
         return lambda: result
 

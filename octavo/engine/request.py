@@ -40,7 +40,7 @@ class Request:
         stop_token_ids: EOS ids (unless ignored) and the user's stop ids.
         blocks: the KV blocks it holds; empty while it waits.
         num_pending_tokens: output tokens a device has sampled, or will have, that are not in token_ids yet.
-        num_computed_tokens: leading tokens whose KV is in the cache, or will be after the steps under way.
+        num_computed_tokens: leading tokens whose KV is in the cache, or will be after the steps in flight.
         num_cached_tokens: prompt tokens that came from the prefix cache at first admission.
         is_read_along: somebody reads its tokens as they come, not only once all are there.
         priority: while it waits for its first admission, requests with a higher number are behind it.
@@ -118,7 +118,7 @@ class Request:
 
     @property
     def waits_for_token(self) -> bool:
-        """Whether its next step needs a token that only the device knows, which decides what may follow."""
+        """Whether it must wait for a token still on the device, because its grammar depends on it."""
         return self.num_pending_tokens > 0 and self.matcher is not None
 
     @property

@@ -138,7 +138,8 @@ def salt_bytes(cache_salt: str) -> bytes:
     return cache_salt.encode("utf-8", "surrogatepass")
 
 
-# Every way to a token: forks, log-probabilities, filters, and changes of logits.
+# The request that an engine answers before it is ready, to set up what first use sets up. It takes every
+# path to a token: forks, log-probabilities, filters, and changes of logits.
 REHEARSAL = SamplingParams(
     n=2,
     max_tokens=4,

@@ -14,29 +14,29 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-Given = ParamSpec("Given")
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-def without_default_device(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Return the function so that tensors it makes without a device are on the CPU, as by PyTorch's default.
+def without_default_device(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Wrap a function so that tensors it makes without a device are on the CPU, PyTorch's own default.
 
-    PyTorch keeps a default device as a mode that every call of its functions asks, in the thread that set it.
-    No mode of that kind is asked here. To enter torch.device("cpu") instead would slow each call down, and
-    an interrupt meanwhile could leave the program without its own default device.
+    PyTorch keeps a default device as a mode of the thread that set it, which every call of its functions
+    consults. The wrapper bypasses such modes. Entering torch.device("cpu") instead would slow each call down,
+    and an interrupt meanwhile could leave the program without its own default device.
     """
 
     @functools.wraps(function)
-    def run(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         with torch._C.DisableTorchFunction():
             return function(*args, **kwargs)
 
     return run
 
 
-# A step was held up if its thread was on no core for more than this part of it, and for longer than this.
-_HELD_UP_PART, _HELD_UP_S = 0.25, 1e-3
-# With fewer threads, before all of them are tried again.
+# A step was delayed if its thread was off its core for more than this part of it, and for longer than this.
+_DELAYED_PART, _DELAYED_S = 0.25, 1e-3
+# Most steps that run with fewer threads before all of them are tried again.
 _MOST_STEPS = 63
 
 
@@ -45,10 +45,10 @@ def _clock() -> tuple[float, float]:
 
 
 class StepThreads:
-    """Gives steps all of torch's threads, or fewer after a step that was held up.
+    """Gives steps all of torch's threads, or fewer after a step that was delayed.
 
-    Each step that is held up costs a thread, for about four times as many steps as the last time. Each step
-    with all threads that is not takes one from that number.
+    Each delayed step costs a thread, for about four times as many steps as the last time. Each step that ran
+    with all threads without a delay takes one from that number.
     """
 
     def __init__(self, clock: Callable[[], tuple[float, float]] = _clock) -> None:
@@ -57,7 +57,7 @@ class StepThreads:
         self._fewer = self._steps_left = self._next_steps = 0
 
     @contextmanager
-    def of_a_step(self) -> Iterator[None]:
+    def for_step(self) -> Iterator[None]:
         """Set torch's threads for a step; afterwards there are as many as before."""
         num_threads = torch.get_num_threads()
         if num_threads == 1:
@@ -74,10 +74,10 @@ class StepThreads:
             if self._fewer:
                 torch.set_num_threads(num_threads)
         off_core_s = (now - begun) - (busy_now - busy)
-        self._learn(off_core_s > max(_HELD_UP_S, _HELD_UP_PART * (now - begun)), step_threads)
+        self._learn(off_core_s > max(_DELAYED_S, _DELAYED_PART * (now - begun)), step_threads)
 
-    def _learn(self, held_up: bool, step_threads: int) -> None:
-        if held_up and step_threads > 1:
+    def _learn(self, was_delayed: bool, step_threads: int) -> None:
+        if was_delayed and step_threads > 1:
             self._fewer += 1
             self._steps_left = self._next_steps
             self._next_steps = min(4 * self._next_steps + 3, _MOST_STEPS)

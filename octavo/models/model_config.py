@@ -71,7 +71,7 @@ class ModelConfig:
         num_heads: query heads.
         num_kv_heads: key/value heads; divides num_heads.
         head_dim: dimension of a head; even.
-        rotary_dim: of these, the first ones, which turn by the position; even.
+        rotary_dim: how many of these, the first ones, are rotated by the position; even.
         max_position_embeddings: longest context in tokens, with YaRN's stretching.
         rms_norm_eps: added to mean squares.
         norm_weight_offset: added to stored norm weights; Gemma stores weight - 1.
@@ -230,7 +230,7 @@ def _require_neutral(fields: ConfigFields, family: Family) -> None:
 
 
 def _text_part(config: Mapping[str, object]) -> Mapping[str, object]:
-    """A text-only checkpoint may keep its fields one level down."""
+    """Return the fields of the text model, which a text-only checkpoint may keep one level down."""
     text = config.get("text_config")
     if text is None:
         return config

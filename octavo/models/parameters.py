@@ -68,7 +68,7 @@ def _attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _block_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
-    """A layer's feed-forward, or its router and experts."""
+    """Return the shapes of a layer's feed-forward, or of its router and experts."""
     experts = config.experts
     if experts is None or not experts.layers[layer]:
         return _feed_forward_shapes("mlp", config, config.intermediate_size, config.has_mlp_bias)

@@ -178,7 +178,7 @@ def _has_mxfp4(source: ModelSource) -> bool:
 
 
 def _kind_of_path(path: Path) -> Literal["folder", "file"] | None:
-    """What lies at a path, None for nothing.
+    """Return what lies at a path, None for nothing.
 
     Raises:
         ModelNotFoundError: the system refuses the path: too long, no permission.
@@ -221,7 +221,7 @@ def _check_load_format(kind: str, path: Path, load_format: LoadFormat) -> None:
 
 
 def _embedded_path() -> Path:
-    """The GGUF file inside the installed distribution; none of its code is imported."""
+    """Return the GGUF file inside the installed distribution; none of its code is imported."""
     try:
         files = metadata.files(_EMBEDDED_DISTRIBUTION) or []
     except metadata.PackageNotFoundError:

@@ -86,7 +86,7 @@ class AheadRunner:
 def ahead(llm: LLM) -> tuple[LLM, AheadRunner]:
     assert isinstance(llm.engine.runner, ModelRunner)
     runner = llm.engine.runner = AheadRunner(llm.engine.runner)
-    llm.engine._open_books()
+    llm.engine._reset_state()
     return llm, runner
 
 

@@ -36,7 +36,7 @@ class KernelCache:
 
         Args:
             folder: None: what TRITON_CACHE_DIR says, else a folder beside those of a CPU. Triton's default,
-                ~/.triton/cache, may be open to the user's group, as the umask has it.
+                ~/.triton/cache, may be open to the user's group, depending on the umask.
 
         Raises:
             ConfigError: it cannot be made, or others could write kernels to it.
@@ -94,7 +94,7 @@ class KernelCache:
 def _default_folder() -> str:
     if knobs.cache.dir != knobs.cache.get_triton_dir("cache"):
         return knobs.cache.dir
-    # With the rights that the CPU's kernels need, too.
+    # The folder above it gets the rights that the CPU's kernels need.
     with suppress(OSError):
         make_own_folder(cache_folder())
     return str(cache_folder() / "triton")
@@ -122,7 +122,7 @@ class OwnKernels(FileCacheManager):
         Raises:
             ConfigError: others could have put files into it.
         """
-        # What a developer dumps, or puts in place of a kernel, is elsewhere.
+        # A developer's dumps and overrides of kernels lie in other folders.
         self._is_cache = not override and not dump
         if self._is_cache:
             make_own_folder(Path(knobs.cache.dir) / key)
@@ -152,6 +152,6 @@ class OwnKernels(FileCacheManager):
         """Store a file; see FileCacheManager."""
         path = super().put(data, filename, binary)
         if self._is_cache:
-            # Nobody else sees it before: the folder is the user's alone.
+            # Nobody else could see it before, because only the user can open the folder.
             os.chmod(path, os.lstat(path).st_mode & 0o755)
         return path

@@ -91,7 +91,7 @@ class GpuRunner:
         """See StepRunner."""
         with torch.cuda.device(self._device):
             if not self._kernels.is_complete(self._kernels_job):
-                self._preparation.compile(self._launch_rarities, progress)
+                self._preparation.compile(self._launch_others, progress)
                 self._kernels.note_complete(self._kernels_job)
             self._preparation.capture(progress)
             self._share_once()
@@ -136,7 +136,7 @@ class GpuRunner:
         self._sampler.release(request)
 
     def reset(self) -> None:
-        """See StepRunner. Steps under way do no harm: the stream runs them before any that follow."""
+        """See StepRunner. Steps in flight do no harm: the stream runs them before any that follow."""
         self._batch = []
         self._rows.reset()
         self._sampler.reset()
@@ -199,7 +199,7 @@ class GpuRunner:
         sampling = [item for item in scheduled if item.samples]
         requests, ends = [item.request for item in sampling], [item.end for item in sampling]
         if not requests:
-            # Waited for as any other: who plans steps counts on it, and learns how long they take.
+            # It is waited for like any other step, because plans of steps rely on when it ends.
             self._newest = Outcome([], self._buffers.outcome[:0], None, [], chunks, self._copies)
             return self._newest.wait
         rows = [request.row for request in requests]
@@ -267,7 +267,7 @@ class GpuRunner:
         buffers.outcome.index_copy_(0, at, outcome)
         self._sampler.count(asking, sampled)
 
-    def _launch_rarities(self) -> None:
+    def _launch_others(self) -> None:
         """Launch, for a row of padding, the kernels that steps launch behind their graphs."""
         logits, positions = self._sampling_graphs.logits[:1], self._buffers.positions[:1]
         log_softmax(logits)

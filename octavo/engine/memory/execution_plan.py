@@ -92,7 +92,7 @@ _ROUNDED: Mapping[str, Storage] = MappingProxyType(
 
 
 def _is_packed(dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether matrices of a dtype are copied to a layout of MKL's, at times with more bytes."""
+    """Return whether matrices of a dtype are copied to MKL's own layout, which may take more bytes."""
     return device.type == "cpu" and packed.unsupported_reason(torch.empty(0, dtype=dtype)) is None
 
 
@@ -115,7 +115,7 @@ def _part_of(name: str) -> str:
     return "attention" if ".self_attn." in name else "feed-forward"
 
 
-# Bytes on the host for a block whose contents can be found again, and for one that is only handed out.
+# Bytes on the host for a block that the prefix cache may find, and for one that it may not.
 _CACHED_BLOCK_BYTES, _BLOCK_BYTES = 800, 64
 # Bytes on the host for each row of a block table.
 _ROW_BYTES = 128
@@ -186,7 +186,7 @@ class ExecutionPlan:
 
     @property
     def quantised_bytes(self) -> Mapping[str, int]:
-        """What of it stays quantised, by kind; see QuantisedWeight."""
+        """The part of it that stays quantised, by kind; see QuantisedWeight."""
         kinds = dict.fromkeys(group.kind for group in self.weights if group.kind is not None)
         return {
             kind: int(sum(group.num_bytes for group in self.weights if group.kind == kind)) for kind in kinds
@@ -218,7 +218,7 @@ class ExecutionPlan:
 
     @property
     def total_bytes(self) -> int:
-        """Memory of the device that the engine will have taken at its busiest; a CPU's is the host's."""
+        """The most device memory that the engine will take; on a CPU this includes what the host needs."""
         on_device = self.weight_bytes + self.kv_bytes + self.working_bytes
         return on_device + (self.host_bytes if self.device.type == "cpu" else 0)
 

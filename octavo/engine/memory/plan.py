@@ -164,7 +164,7 @@ def _kv_dtype(config: EngineConfig, device: torch.device, dtype: torch.dtype) ->
             f"{device}; use kv_cache_dtype='auto'"
         )
     if config.attention_impl != "auto":
-        # Raises if the implementation cannot run here, or not over such a cache.
+        # This raises if the implementation cannot run here, or not over such a cache.
         choose_impl(config.attention_impl, device.type, kv_dtype, dtype)
     return kv_dtype
 

@@ -1,4 +1,4 @@
-"""A process of rank 1, 2, ...: it does what rank 0 tells it.
+"""A process of rank 1, 2, ...: it runs its share of what rank 0 runs.
 
 Run as `python -m octavo.engine.ranks.follower`; see Followers.
 """

@@ -3,7 +3,7 @@
 Only what is new is sent: a request once, then the tokens and blocks that it got since its last step. Tokens
 come from rank 0, although every rank samples the same ones: so a follower's request is rank 0's, whatever was
 aborted, preempted or started over. Rank 0 sends the masks of grammars, too: a grammar may be costly, and
-whether it can go on depends on limits that others share, so one rank alone follows it.
+whether it can go on depends on limits that others share, so only one rank follows it.
 """
 
 from array import array
@@ -44,8 +44,8 @@ class Checksum:
 
 
 @dataclass(slots=True)
-class _Told:
-    """What followers know of a request.
+class _Sent:
+    """What of a request was sent to followers.
 
     Attributes:
         number: its name in records.
@@ -64,7 +64,7 @@ class StepWriter:
     """Turns steps into records, on rank 0."""
 
     def __init__(self) -> None:
-        self._told: dict[Request, _Told] = {}
+        self._sent: dict[Request, _Sent] = {}
         self._released: list[int] = []
         self._next_number = 0
 
@@ -77,29 +77,29 @@ class StepWriter:
 
     def release(self, request: Request) -> None:
         """Forget a request; followers will with the next step."""
-        told = self._told.pop(request, None)
-        if told is not None:
-            self._released.append(told.number)
+        sent = self._sent.pop(request, None)
+        if sent is not None:
+            self._released.append(sent.number)
 
     def reset(self) -> None:
         """Forget every request; followers must, too."""
-        self._told.clear()
+        self._sent.clear()
         self._released.clear()
 
     def _item(self, item: ScheduledRequest, new: list[NewRequest]) -> Item:
         request = item.request
-        told = self._told.get(request)
-        if told is None:
-            told = self._told[request] = _Told(self._next_number, 0, [], 0)
+        sent = self._sent.get(request)
+        if sent is None:
+            sent = self._sent[request] = _Sent(self._next_number, 0, [], 0)
             self._next_number += 1
-            new.append(_describe(request, told.number))
-        token_ids, block_ids = request.token_ids[told.num_tokens :], request.blocks.block_ids
-        are_all = block_ids is not told.block_ids
-        first = 0 if are_all else told.num_blocks
-        told.num_tokens += len(token_ids)
-        told.block_ids, told.num_blocks = block_ids, len(block_ids)
+            new.append(_describe(request, sent.number))
+        token_ids, block_ids = request.token_ids[sent.num_tokens :], request.blocks.block_ids
+        are_all = block_ids is not sent.block_ids
+        first = 0 if are_all else sent.num_blocks
+        sent.num_tokens += len(token_ids)
+        sent.block_ids, sent.num_blocks = block_ids, len(block_ids)
         return Item(
-            number=told.number,
+            number=sent.number,
             start=item.start,
             num_new_tokens=item.num_new_tokens,
             samples=item.samples,
@@ -190,23 +190,23 @@ def require_equal(own: Checksum, record: Step) -> None:
 
 
 class SentMasks(TokenMasks):
-    """TokenMasks of rank 0, which tells the others."""
+    """TokenMasks of rank 0, which sends them to the others."""
 
-    def __init__(self, vocab_size: int, device: torch.device, tell: Callable[[Masks], None]) -> None:
+    def __init__(self, vocab_size: int, device: torch.device, send: Callable[[Masks], None]) -> None:
         """Keep shapes.
 
         Args:
             vocab_size: V, width of the logits.
             device: where they are.
-            tell: sends a record to the other ranks.
+            send: sends a record to the other ranks.
         """
         super().__init__(vocab_size, device)
-        self._tell = tell
+        self._send = send
 
     def fill(self, requests: Sequence[Request], num_output_tokens: Sequence[int]) -> np.ndarray:
         """See TokenMasks."""
         masks = super().fill(requests, num_output_tokens)
-        self._tell(Masks(len(masks), masks.tobytes()))
+        self._send(Masks(len(masks), masks.tobytes()))
         return masks
 
 

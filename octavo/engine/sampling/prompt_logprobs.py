@@ -53,13 +53,13 @@ def prompt_logprobs(
     begin = 0
     for item in scheduled:
         if item.request.prompt_logprobs_start is not None:
-            chunks += _of_chunk(decoder, item, hidden[begin : begin + item.num_new_tokens])
+            chunks += _chunk_logprobs(decoder, item, hidden[begin : begin + item.num_new_tokens])
         begin += item.num_new_tokens
     return chunks
 
 
-def _of_chunk(decoder: Decoder, item: ScheduledRequest, hidden: Tensor) -> list[PendingLogprobs]:
-    """Find those of one request: row i of `hidden` predicts position item.start + i + 1."""
+def _chunk_logprobs(decoder: Decoder, item: ScheduledRequest, hidden: Tensor) -> list[PendingLogprobs]:
+    """Find the log-probabilities of one request: row i of `hidden` predicts position item.start + i + 1."""
     request = item.request
     first = item.start + 1
     start = max(first, request.prompt_logprobs_start or 0)

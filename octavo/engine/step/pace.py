@@ -15,7 +15,7 @@ Pace plans the next step as late as it can without leaving the device idle:
                 too early                    in time
 
 A request that arrives while step 1 runs is then in step 2. Planned at once, step 2 would not have it, and it
-would wait for the end of both. The price is a guess of how long a step takes; a margin covers its error.
+would wait for the end of both. The price is an estimate of how long a step takes; a margin covers its error.
 """
 
 import math
@@ -55,7 +55,7 @@ class StepTime:
     """Learns how long steps take.
 
     Attributes:
-        error_s: the typical error of a guess, in seconds.
+        error_s: the typical error of an estimate, in seconds.
         has_limit: whether max_prompt_tokens ever returns a number.
     """
 
@@ -112,7 +112,7 @@ def _features(work: StepWork) -> np.ndarray:
     return np.array([1, work.num_prompt_tokens > 0, *work]) / _SCALES
 
 
-# The margin is this many times the host's time for a step plus the typical error of a guess.
+# The margin is this many times the host's time for a step plus the typical error of an estimate.
 _MARGIN = 3.0
 # The host's longest recent time counts, because steps that begin requests take longer than others.
 _HOST_DECAY = 0.95
@@ -124,7 +124,7 @@ class Pace:
     """Clocks the engine's steps, on the host and on the device.
 
     Attributes:
-        step_time: what is known of the device, to plan steps by.
+        step_time: the estimates of step times by which steps are planned.
     """
 
     def __init__(self, max_step_ms: float | None) -> None:
@@ -152,7 +152,7 @@ class Pace:
         """Return how long the next step need not be planned while the device does this work; 0: plan it now.
 
         Args:
-            work: of the only step under way.
+            work: that of the only step in flight.
             launched_at: when it was launched, by time.perf_counter.
         """
         seconds = self.step_time.seconds(work)

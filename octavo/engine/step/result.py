@@ -49,7 +49,7 @@ class LateWork(NamedTuple):
     Attributes:
         compiled: kernels compiled or loaded, those of other engines in this process included.
         captured: CUDA graphs.
-        allocated: blocks of memory that were asked of the driver, on the device or pinned on the host,
+        allocated: blocks of memory requested from the driver, on the device or pinned on the host,
             likewise.
     """
 
@@ -61,7 +61,7 @@ class LateWork(NamedTuple):
 class StepRunner(Protocol):
     """Runs the model on scheduled steps.
 
-    ModelRunner does on any device, GpuRunner on NVIDIA GPUs, LeaderRunner on several ranks by one of these.
+    ModelRunner runs on any device, GpuRunner on NVIDIA GPUs; LeaderRunner runs one of these on several ranks.
 
     Attributes:
         decoder: the network.
@@ -83,7 +83,7 @@ class StepRunner(Protocol):
         ...
 
     def note_ready(self) -> None:
-        """Count what `late_work` and `sharing` return from now on."""
+        """Start counting anew what `late_work` and `sharing` return."""
         ...
 
     def late_work(self) -> LateWork:
@@ -91,7 +91,7 @@ class StepRunner(Protocol):
         ...
 
     def sharing(self) -> Sharing:
-        """Return what sharing was worth since `note_ready`."""
+        """Return what sharing has saved since `note_ready`."""
         ...
 
     def launch(self, step: SchedulerOutput) -> Callable[[], StepResult]:
@@ -107,9 +107,9 @@ class StepRunner(Protocol):
         ...
 
     def reset(self) -> None:
-        """Forget every request and every step under way; whatever is read next is written first."""
+        """Forget every request and every step in flight; whatever is read next is written first."""
         ...
 
     def close(self) -> None:
-        """Give back what hinders others from ending: nothing runs any more. Idempotent."""
+        """Release what keeps other ranks from ending; nothing runs afterwards. Idempotent."""
         ...

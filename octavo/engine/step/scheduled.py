@@ -78,10 +78,10 @@ class SchedulerOutput:
 FIRST_COME_TOKENS = 4096
 """Prompts share a step up to this many tokens; with more, no GPU computes faster."""
 SHORT_STEP_S = 0.016
-"""Or as long as the step is this short: each further step is one more wait for all that decode."""
+"""With more tokens they share it while it stays this short: a further step is one more wait for all."""
 
 
-class Joining:
+class JoinPolicy:
     """Says which prompts may join those of one step.
 
     Long prompts that are read along come one after the other: together, all would wait for the last one.
@@ -93,7 +93,7 @@ class Joining:
 
         Args:
             output: the step, which grows meanwhile.
-            step_time: guesses how long it takes; None: nothing is known of that.
+            step_time: estimates how long it takes; None: nothing is known about that.
         """
         self._output = output
         self._step_time = step_time

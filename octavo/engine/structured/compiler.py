@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from octavo.engine.structured.matcher import Grammar, first_line
-from octavo.engine.structured.schemas import held_schema
+from octavo.engine.structured.schemas import strict_schema
 from octavo.errors import ConfigError, StructuredOutputError
 from octavo.install_hint import install_extra
 from octavo.sampling_params import SamplingParams, StructuredOutput
@@ -53,7 +53,7 @@ class _Job(Generic[Result]):
             self.outcome.append(StructuredOutputError(f"the compiler of grammars failed: {error!r}"))
 
 
-class InTime:
+class BoundedCalls:
     """Calls functions in threads of their own with large stacks, a few at a time. Any thread may use it.
 
         caller ── waits ──────────── until the deadline
@@ -120,7 +120,7 @@ class Compiler:
 
     def __init__(self, vocabulary: "LLTokenizer") -> None:
         self._vocabulary = vocabulary
-        self._in_time = InTime()
+        self._calls = BoundedCalls()
 
     def compile(self, structured: StructuredOutput) -> Grammar:
         """Compile a grammar and find its first mask, which costs the most.
@@ -129,7 +129,7 @@ class Compiler:
             StructuredOutputError: it is malformed, too costly, or matches nothing.
         """
         eos_token_ids = frozenset(self._vocabulary.eos_tokens)
-        return Grammar(self._in_time.call(lambda: self._pristine(structured)), eos_token_ids)
+        return Grammar(self._calls.call(lambda: self._pristine(structured)), eos_token_ids)
 
     def _pristine(self, structured: StructuredOutput) -> "LLMatcher":
         from llguidance import LLMatcher
@@ -151,8 +151,8 @@ def grammar_source(structured: StructuredOutput) -> str:
         schema = _ANY_OBJECT if structured.json_object else json.loads(str(structured.json_schema))
         if schema is False:
             raise StructuredOutputError("json_schema cannot be used: false allows no value")
-        held = held_schema({} if schema is True else schema, {"whitespace_pattern": _WHITESPACE})
-        return LLMatcher.grammar_from_json_schema(json.dumps(held, ensure_ascii=False))
+        strict = strict_schema({} if schema is True else schema, {"whitespace_pattern": _WHITESPACE})
+        return LLMatcher.grammar_from_json_schema(json.dumps(strict, ensure_ascii=False))
     if structured.regex is not None:
         return LLMatcher.grammar_from_regex(structured.regex)
     if structured.choice is not None:
@@ -167,7 +167,7 @@ def choice_regex(texts: Iterable[str]) -> str:
 
 
 def _literal(text: str) -> str:
-    """Return a regex that matches this text alone."""
+    """Return a regex that matches only this text."""
     plain = [character.isascii() and character.isalnum() for character in text]
     return "".join(c if is_plain else f"\\x{{{ord(c):x}}}" for c, is_plain in zip(text, plain, strict=True))
 

@@ -47,7 +47,6 @@ class _Transposed(Place):
     step: int
 
     def read(self, read: Callable[..., Tensor], rows: Part, columns: Part) -> Tensor:
-        """See Place."""
         start, stop = slice_bounds(rows, self.shape[0])
         expert, stored = slice(self.expert, self.expert + 1), slice(self.step * start, self.step * stop)
         if len(self.shape) == 1:

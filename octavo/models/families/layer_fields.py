@@ -52,7 +52,7 @@ def read_ropes(fields: ConfigFields, family: Family, rotary_dim: int) -> dict[st
         UnsupportedModelError: a type or key that Octavo does not have.
         FileFormatError: a value is malformed.
     """
-    parameters = _given_parameters(fields, family)
+    parameters = _rope_parameters(fields, family)
     if family.has_partial_rotary:
         parameters = {name: value for name, value in parameters.items() if name != _PARTIAL}
     nested = {name: parameters[name] for name in _LAYER_TYPES if name in parameters}
@@ -65,7 +65,7 @@ def read_ropes(fields: ConfigFields, family: Family, rotary_dim: int) -> dict[st
     if family.has_local_rope:
         theta = fields.number("rope_local_base_freq", _DEFAULT_THETA, minimum=1.0)
     if family.has_local_rope or nested:
-        # A scaling without layer types is meant for the full layers alone.
+        # A scaling without layer types is meant only for the full layers.
         ropes["sliding_attention"] = _read_rope(fields, nested.get("sliding_attention"), theta, rotary_dim)
     return ropes
 
@@ -80,17 +80,17 @@ def read_rotary_dim(fields: ConfigFields, family: Family, head_dim: int) -> int:
     """
     if not family.has_partial_rotary:
         return head_dim
-    inner = ConfigFields(_given_parameters(fields, family), {}, where=f"{fields.where}: rope_parameters")
-    given = fields if inner.get(_PARTIAL) is None else inner
-    factor = given.number(_PARTIAL, 1.0)
+    inner = ConfigFields(_rope_parameters(fields, family), {}, where=f"{fields.where}: rope_parameters")
+    found = fields if inner.get(_PARTIAL) is None else inner
+    factor = found.number(_PARTIAL, 1.0)
     rotary_dim = int(head_dim * min(factor, 1.0))
     if factor > 1 or rotary_dim < 4 or rotary_dim % 2:
-        raise given.error(_PARTIAL, f"a part of {head_dim} dimensions, an even number of at least 4", factor)
+        raise found.error(_PARTIAL, f"a part of {head_dim} dimensions, an even number of at least 4", factor)
     return rotary_dim
 
 
-def _given_parameters(fields: ConfigFields, family: Family) -> Mapping[str, object]:
-    """The parameters that count, of the two keys a file may have."""
+def _rope_parameters(fields: ConfigFields, family: Family) -> Mapping[str, object]:
+    """Return the parameters that count, of the two keys a file may have."""
     parameters, scaling = fields.mapping("rope_parameters"), fields.mapping("rope_scaling")
     if not parameters or not family.has_local_rope:
         return scaling or parameters
@@ -195,7 +195,7 @@ def _read_stretched(
 
 
 def _number_or_default(fields: ConfigFields, name: str, default: float) -> float:
-    """Return a positive number; 0 counts as not given, as in transformers and llama.cpp."""
+    """Return a positive number; 0 counts as absent, as in transformers and llama.cpp."""
     value = fields.get(name)
     if value is None or (value == 0 and not isinstance(value, bool)):
         return default
@@ -211,19 +211,19 @@ def read_layer_types(fields: ConfigFields, family: Family, num_layers: int) -> l
     """
     by_rule = [_slides(fields, family, index) for index in range(num_layers)]
     names = ["sliding_attention" if slides else "full_attention" for slides in by_rule]
-    given = fields.get("layer_types")
-    if given is None:
+    value = fields.get("layer_types")
+    if value is None:
         return names
-    if not isinstance(given, list) or len(given) != num_layers:
-        raise fields.error("layer_types", f"a list of {num_layers} names, one per layer", given)
-    for name in given:
+    if not isinstance(value, list) or len(value) != num_layers:
+        raise fields.error("layer_types", f"a list of {num_layers} names, one per layer", value)
+    for name in value:
         if name not in ("full_attention", "sliding_attention"):
             raise UnsupportedModelError(f"{fields.where}: layer type {name!r} is not supported")
-    if family.window_rule in ("never", "always") and given != names:
+    if family.window_rule in ("never", "always") and value != names:
         raise UnsupportedModelError(
             f"{fields.where}: layer_types that differ from {names[0]!r} are not supported"
         )
-    return given
+    return value
 
 
 def read_windows(fields: ConfigFields, layer_types: list[str]) -> tuple[int | None, ...]:
@@ -290,9 +290,9 @@ def _has_rope(fields: ConfigFields, family: Family, index: int) -> bool:
     """Return whether a layer rotates queries and keys: no_rope_layers has 1 for layers that do."""
     if not family.has_nope_layers:
         return True
-    given = fields.get("no_rope_layers")
-    if given is None:
+    value = fields.get("no_rope_layers")
+    if value is None:
         return (index + 1) % fields.integer("no_rope_layer_interval") != 0
-    if not isinstance(given, list) or len(given) <= index or given[index] not in (0, 1):
-        raise fields.error("no_rope_layers", "a list of 0 or 1 for each layer", given)
-    return bool(given[index])
+    if not isinstance(value, list) or len(value) <= index or value[index] not in (0, 1):
+        raise fields.error("no_rope_layers", "a list of 0 or 1 for each layer", value)
+    return bool(value[index])

@@ -79,7 +79,7 @@ class DummyWeights:
         return out
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
     def _pool(self, dtype: torch.dtype) -> Tensor:
         if dtype not in self._pools:
@@ -102,7 +102,7 @@ class DummyWeights:
 
 
 class DummyMxfp4(DummyWeights):
-    """Dummy weights of which those of experts are MXFP4, of random bytes; a QuantisedSource, too."""
+    """Dummy weights whose experts are MXFP4, made of random bytes; it is a QuantisedSource, too."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], *, seed: int = 0) -> None:
         """Draw the pools; arguments and errors as of DummyWeights."""

@@ -155,7 +155,6 @@ class _Mxfp4Matrix(_Matrix):
 
     @property
     def storage(self) -> Storage:
-        """See StoredMatrix."""
         return MXFP4 if ".experts." in self.name else MXFP4_DENSE
 
     def read(self, rows: Part, columns: Part, device: torch.device) -> QuantisedWeight:
@@ -274,12 +273,10 @@ class _ExpertMatrix:
 
     @property
     def storage(self) -> Storage:
-        """See StoredMatrix."""
         return MXFP4
 
     @property
     def tensors(self) -> Set[str]:
-        """See StoredMatrix."""
         return set(self.stacks)
 
     def read(self, rows: Part, columns: Part, device: torch.device) -> Mxfp4Weight:

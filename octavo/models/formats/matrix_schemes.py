@@ -79,12 +79,10 @@ class _Scaled:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """See StoredMatrix."""
         return self.matrix.shape
 
     @property
     def tensors(self) -> Set[str]:
-        """See StoredMatrix."""
         return self.matrix.tensors | {self.scale_name}
 
     def _scales(self, part: Part, device: torch.device) -> Tensor:
@@ -100,11 +98,9 @@ class _RowsScaled(_Scaled):
 
     @property
     def storage(self) -> Storage:
-        """See StoredMatrix."""
         return self.matrix.storage
 
     def read(self, rows: Part, columns: Part, device: torch.device) -> QuantisedWeight:
-        """See StoredMatrix."""
         weight = self.matrix.read(rows, columns, device)
         assert isinstance(weight, BlockWeight), f"{self.scale_name}: rows of {weight.kind}"
         scales = self._scales(slice(*slice_bounds(rows, self.shape[0])), device)[:, None]
@@ -118,11 +114,9 @@ class _ColumnsScaled(_Scaled):
 
     @property
     def storage(self) -> Storage:
-        """See StoredMatrix."""
         return Storage("odd blocks", 4, form=f"{self.matrix.storage.form}, with scales of its inputs")
 
     def read(self, rows: Part, columns: Part, device: torch.device) -> QuantisedWeight:
-        """See StoredMatrix."""
         scales = self._scales(slice(*slice_bounds(columns, self.shape[1])), device)
         return _Weight(self.matrix.read(rows, columns, device).dequantise() * scales)
 
@@ -137,29 +131,23 @@ class _Weight:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """See QuantisedWeight."""
         rows, columns = self.values.shape
         return rows, columns
 
     @property
     def device(self) -> torch.device:
-        """See QuantisedWeight."""
         return self.values.device
 
     def take(self, rows: Tensor) -> Self:
-        """See QuantisedWeight."""
         return type(self)(self.values[rows])
 
     def join(self, below: Self) -> Self:
-        """See QuantisedWeight."""
         return type(self)(torch.cat((self.values, below.values)))
 
     def to(self, device: torch.device) -> Self:
-        """See QuantisedWeight."""
         return type(self)(self.values.to(device))
 
     def dequantise(self) -> Tensor:
-        """See QuantisedWeight."""
         return self.values
 
 

@@ -32,7 +32,7 @@ _FLOAT8 = Float8Scheme("weight_scale", None, has_input_scales=False)
 _TILES = Float8Scheme("weight_scale", (128, 128), has_input_scales=False)
 _INT8 = IntQuantizedScheme(8, -1, is_symmetric=True, has_one_scale=False)
 _NVFP4, _MXFP4 = (Float4Scheme(float4.MODELOPT, is_nv=is_nv) for is_nv in (True, False))
-# By the names of config.json in capitals: of some algorithms the tool writes its own, small ones.
+# Keys are names in config.json, in capitals; the tool writes some of them in small letters.
 _ALGORITHMS: Mapping[str, MatrixScheme] = MappingProxyType(
     {
         "FP8": _FLOAT8,
@@ -63,7 +63,7 @@ def read_modelopt(fields: ConfigFields) -> MatrixScheme | MixedScheme:
     has_cache = _check_cache(fields)
     algorithm = fields.get("quant_algo")
     if algorithm is None and has_cache:
-        # The cache alone.
+        # Only the cache is quantised.
         return MixedScheme(())
     if algorithm == _MIXED:
         return _read_layers(fields)

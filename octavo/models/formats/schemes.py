@@ -44,8 +44,8 @@ def read_auto_round(fields: ConfigFields) -> MatrixScheme | MixedScheme:
     fields.require_one_of("data_type", types)
     if method != "fp8":
         fields.require_one_of("act_bits", (None, _NOT_QUANTISED, 32))
-    given = {name: fields.get(name) for name in names if fields.get(name) is not None}
-    return read(ConfigFields({"quant_method": method, **given}, {}, where=fields.where))
+    present = {name: fields.get(name) for name in names if fields.get(name) is not None}
+    return read(ConfigFields({"quant_method": method, **present}, {}, where=fields.where))
 
 
 _FLOAT8 = (read_fp8, "fp8", ("activation_scheme", "fmt", "weight_block_size"), ("fp", "fp8", "fp8_e4m3"))

@@ -12,7 +12,7 @@ ROPE_FACTORS = "rope_freqs.weight"
 # The same of LongRoPE, for texts beyond the context that a model was first trained on, and within it.
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 
-# Stands for ".experts.<number>." in the name of a tensor that stacks a projection of all experts.
+# It stands for ".experts.<number>." in the name of a tensor that stacks a projection of all experts.
 EXPERTS = ".experts.*."
 
 _NAME = re.compile(r"(?:blk\.(0|[1-9][0-9]{0,4})\.)?([a-z_]+)\.(weight|bias)")

@@ -66,7 +66,7 @@ class Cursor:
 
     def strings(self, count: int, what: str) -> list[str]:
         """Read `count` strings, one after the other; see `string`."""
-        # As little as possible in the loop: a vocabulary and its merges are 100,000 strings or more.
+        # The loop does as little as possible: a vocabulary and its merges are 100,000 strings or more.
         data, end, position, read_length = self._data, self._size, self.position, UINT64.unpack_from
         found: list[str] = []
         try:

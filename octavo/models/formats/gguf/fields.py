@@ -33,7 +33,7 @@ _READ_KEYS = frozenset(
         "rope.scale_linear",
     }
 )
-# Names the order of rows; see GGUFArchitecture.tensor_layouts.
+# The value names the order of rows; see GGUFArchitecture.tensor_layouts.
 _LAYOUT_KEY = "tensor_data_layout"
 # Keys that repeat what the tensors say, or do not affect the network.
 _IGNORED_KEYS = frozenset({"vocab_size", "rope.scaling.finetuned"})
@@ -44,13 +44,13 @@ _NEUTRAL_KEYS: Mapping[str, tuple[object, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
     "rope.scaling.yarn_log_multiplier": (0,),
-    # llama.cpp takes -1 for the kind of scaling's own.
+    # With -1, llama.cpp takes the default of the kind of scaling.
     "rope.scaling.yarn_ext_factor": (-1,),
     "rope.scaling.yarn_attn_factor": (1,),
     "rope.scaling.yarn_beta_fast": (32,),
     "rope.scaling.yarn_beta_slow": (1,),
 }
-# May be an array of one value per layer.
+# Keys whose value may be an array of one value per layer.
 _LISTED_KEYS = frozenset({"attention.sliding_window_pattern"})
 # Sizes that may be given per layer.
 _SIZES_PER_LAYER = frozenset({"feed_forward_length", "attention.head_count", "attention.head_count_kv"})

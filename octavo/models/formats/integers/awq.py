@@ -84,19 +84,15 @@ class _Matrix(PackedMatrix):
 
     @property
     def tensors(self) -> Set[str]:
-        """See StoredMatrix."""
         return {f"{self.layer}{part}" for part in (_SUFFIX, "qzeros", "scales")}
 
     def quants(self, rows: slice, columns: slice, order: Tensor | None, device: torch.device) -> Tensor:
-        """See PackedMatrix."""
         return self._unpacked(_SUFFIX, columns, rows, device)
 
     def scales(self, rows: slice, groups: slice, device: torch.device) -> Tensor:
-        """See PackedMatrix."""
         return self.stored("scales", groups, rows, device).T
 
     def zeros(self, rows: slice, groups: slice, device: torch.device) -> Tensor:
-        """See PackedMatrix."""
         return self._unpacked("qzeros", groups, rows, device)
 
     def _unpacked(self, name: str, columns: slice, rows: slice, device: torch.device) -> Tensor:

@@ -143,21 +143,17 @@ class _Matrix(PackedMatrix):
 
     @property
     def tensors(self) -> Set[str]:
-        """See StoredMatrix."""
         names = {f"{self.layer}{part}" for part in (_SUFFIX, "qzeros", "scales")}
         return names | ({f"{self.layer}g_idx"} & self.source.names())
 
     def quants(self, rows: slice, columns: slice, order: Tensor | None, device: torch.device) -> Tensor:
-        """See PackedMatrix."""
         words, places = words_of(columns, self.per_word)
         return unpack_columns(self.stored("qweight", words, rows, device).T, places, self.bits, order)
 
     def scales(self, rows: slice, groups: slice, device: torch.device) -> Tensor:
-        """See PackedMatrix."""
         return self.stored("scales", groups, rows, device).T
 
     def zeros(self, rows: slice, groups: slice, device: torch.device) -> Tensor:
-        """See PackedMatrix."""
         words, places = words_of(rows, self.per_word)
         stored = self.stored("qzeros", groups, words, device)
         if self.has_lower_zeros:
@@ -165,7 +161,6 @@ class _Matrix(PackedMatrix):
         return unpack(stored, self.bits)[:, places].T
 
     def order(self, device: torch.device) -> Tensor | None:
-        """See PackedMatrix."""
         name = f"{self.layer}g_idx"
         if name not in self.source.names():
             return None

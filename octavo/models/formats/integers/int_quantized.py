@@ -85,13 +85,11 @@ class _Matrix(PackedMatrix):
 
     @property
     def tensors(self) -> Set[str]:
-        """See StoredMatrix."""
         parts = [_SUFFIX, "weight_scale"] + ([] if self.is_symmetric else ["weight_zero_point"])
         inputs = {self.layer + part for part in _INPUTS} & self.source.names()
         return {self.layer + part for part in parts} | inputs
 
     def quants(self, rows: slice, columns: slice, order: Tensor | None, device: torch.device) -> Tensor:
-        """See PackedMatrix."""
         signed = self.stored(_SUFFIX, rows, columns, device).contiguous()
         middle = 1 << self.bits - 1
         if self.bits < 8 and not bool(((signed >= -middle) & (signed < middle)).all()):
@@ -103,11 +101,9 @@ class _Matrix(PackedMatrix):
         return signed.view(torch.uint8) + (1 << self.bits - 1) & (1 << self.bits) - 1
 
     def scales(self, rows: slice, groups: slice, device: torch.device) -> Tensor:
-        """See PackedMatrix."""
         return self._of_rows("weight_scale", rows, groups, device)
 
     def zeros(self, rows: slice, groups: slice, device: torch.device) -> Tensor | int:
-        """See PackedMatrix."""
         if self.is_symmetric:
             return 1 << self.bits - 1
         return self._unsigned(self._of_rows("weight_zero_point", rows, groups, device).contiguous())

@@ -122,7 +122,7 @@ def unpack_rows(num_rows: int, num_columns: int, device: torch.device, unpacked:
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
-    """[R, C] int32 to [R, C * 32 / bits] uint8: the lowest bits of a word come first."""
+    """Unpack [R, C] int32 to [R, C * 32 / bits] uint8: the lowest bits of a word come first."""
     packed = words.contiguous().view(torch.uint8)
     if bits == 8:
         return packed

@@ -60,12 +60,10 @@ class _Matrix(PackedMatrix):
 
     @property
     def tensors(self) -> Set[str]:
-        """See StoredMatrix."""
         unused = {self.layer + part for part in _UNUSED} & self.source.names()
         return {self.layer + _SUFFIX, self.layer + self.scales_name} | unused
 
     def quants(self, rows: slice, columns: slice, order: Tensor | None, device: torch.device) -> Tensor:
-        """See PackedMatrix."""
         pairs, places = words_of(rows, 2)
         stored = self.stored(_SUFFIX, pairs, columns, device)
 
@@ -77,9 +75,7 @@ class _Matrix(PackedMatrix):
         return unpack_rows(rows.stop - rows.start, stored.shape[1], device, unpacked)
 
     def scales(self, rows: slice, groups: slice, device: torch.device) -> Tensor:
-        """See PackedMatrix."""
         return self.stored(self.scales_name, rows, groups, device)
 
     def zeros(self, rows: slice, groups: slice, device: torch.device) -> int:
-        """See PackedMatrix."""
         return _ZERO
