@@ -79,11 +79,7 @@ class ModelConfig:
         has_qkv_bias: q, k and v projections have biases.
         has_output_bias: the attention output projection has a bias.
         has_mlp_bias: the feed-forward projections have biases.
-        has_qk_norm: query and key heads are normalised before the rotation.
-        has_wide_qk_norm: queries are normalised over all heads before the rotation, and keys likewise.
-        has_post_norms: attention and feed-forward outputs are normalised before the residual sum.
-        has_fused_projections: checkpoints store q, k and v in one matrix, and gate and up in one.
-        has_sinks: each query head sees one more key, whose score is a weight and whose value is 0.
+        has_qk_norm, has_wide_qk_norm, has_post_norms, has_fused_projections, has_sinks: see Family.
         embedding_multiplier: factor of embeddings.
         attention_scale: factor of q.k.
         attention_softcap: bound of attention scores; 0: none.

@@ -43,8 +43,8 @@ class Family:
         window_rule: which layers have a sliding window.
         attention_bias: which attention projections have a bias.
         has_mlp_bias_option: config.json may switch feed-forward biases on (mlp_bias).
-        has_qk_norm: queries and keys are normalised per head.
-        has_wide_qk_norm: queries are normalised over all heads, and keys likewise.
+        has_qk_norm: queries and keys are normalised per head, before the rotation.
+        has_wide_qk_norm: queries are normalised over all heads before the rotation, and keys likewise.
         has_post_norms: attention and feed-forward outputs are normalised before the residual sum.
         norm_weight_offset: added to stored norm weights; 1 where weight - 1 is stored.
         scales_embeddings: embeddings are multiplied by sqrt(hidden size).

@@ -6,35 +6,18 @@ from typing import get_args
 from octavo.errors import FileFormatError, UnsupportedModelError, suggest
 from octavo.layers import RopeConfig
 from octavo.layers.rope_scaling import RopeType, without_rotation
-from octavo.models.config_fields import ConfigFields
+from octavo.models.config_fields import ConfigFields, words
 from octavo.models.families.family import Family
 
 _DEFAULT_THETA = 10_000.0
 _PARTIAL = "partial_rotary_factor"
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 # "finetuned" is a remark that early YaRN checkpoints carry.
-_KNOWN_KEYS = frozenset(
-    {
-        "rope_type",
-        "type",
-        "rope_theta",
-        "factor",
-        "original_max_position_embeddings",
-        "attention_factor",
-        "beta_fast",
-        "beta_slow",
-        "mscale",
-        "mscale_all_dim",
-        "truncate",
-        "low_freq_factor",
-        "high_freq_factor",
-        "factors",
-        "long_factor",
-        "short_factor",
-        _PARTIAL,
-        "finetuned",
-    }
-)
+_KNOWN_KEYS = words(
+    "rope_type type rope_theta factor original_max_position_embeddings attention_factor beta_fast",
+    "beta_slow mscale mscale_all_dim truncate low_freq_factor high_freq_factor factors long_factor",
+    "short_factor finetuned",
+) | {_PARTIAL}
 
 
 def read_ropes(fields: ConfigFields, family: Family, rotary_dim: int) -> dict[str, RopeConfig]:

@@ -46,6 +46,7 @@ from octavo.models.formats.quantised_tensors import (
     QuantisedTensors,
     check_tensor,
     check_the_rest,
+    matrix_shape,
 )
 from octavo.models.formats.scheme_fields import check_patterns
 from octavo.models.weights import Part, StoredTensors, slice_bounds
@@ -100,10 +101,8 @@ class Float4Scheme(MatrixScheme):
 
     def matrix(self, tensors: StoredTensors, name: str) -> "_Nvfp4Matrix | _Mxfp4Matrix":
         """See MatrixScheme."""
-        layer, found = name.removesuffix(self.own.numbers), tensors.shape(name)
-        if len(found) != 2:
-            raise WeightsError(f"{name} is {list(found)}, expected 2 dimensions")
-        shape, scale = (found[0], 2 * found[1]), f"{layer}weight_scale"
+        layer, (num_rows, num_bytes) = name.removesuffix(self.own.numbers), matrix_shape(tensors, name)
+        shape, scale = (num_rows, 2 * num_bytes), f"{layer}weight_scale"
         inputs = {layer + self.own.inputs} & tensors.names()
         for each in inputs:
             check_tensor(tensors, each, name, (1,), FLOATS)

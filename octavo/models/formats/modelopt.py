@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from octavo.errors import UnsupportedModelError, suggest
-from octavo.models.config_fields import ConfigFields
+from octavo.models.config_fields import ConfigFields, words
 from octavo.models.formats import float4
 from octavo.models.formats.float4 import Float4Scheme
 from octavo.models.formats.float8_scheme import MXFP8, Float8Scheme
 from octavo.models.formats.integers.int_quantized import IntQuantizedScheme
 from octavo.models.formats.integers.paired_rows import PairedRowsScheme
 from octavo.models.formats.matrix_schemes import MatrixScheme, MixedScheme
-from octavo.models.formats.scheme_fields import check_cache, check_patterns, words
+from octavo.models.formats.scheme_fields import check_cache, check_patterns
 
 _KEYS = words(
     "config_groups exclude_modules group_size has_zero_point ignore kv_cache_quant_algo",

@@ -98,6 +98,18 @@ class QuantisedTensors:
         self._tensors.close()
 
 
+def matrix_shape(tensors: StoredTensors, name: str) -> tuple[int, int]:
+    """Return the shape of a matrix.
+
+    Raises:
+        WeightsError: the tensor has not two dimensions.
+    """
+    shape = tensors.shape(name)
+    if len(shape) != 2:
+        raise WeightsError(f"{name} is {list(shape)}, expected 2 dimensions")
+    return shape[0], shape[1]
+
+
 def check_tensor(
     tensors: StoredTensors, name: str, belongs_to: str, shape: tuple[int, ...], types: Set[str]
 ) -> None:

@@ -3,14 +3,9 @@
 import re
 
 from octavo.errors import FileFormatError
-from octavo.models.config_fields import ConfigFields
+from octavo.models.config_fields import ConfigFields, words
 
 _CACHE = "kv_cache_scheme"
-
-
-def words(*lines: str) -> frozenset[str]:
-    """Return the words of some lines: names of fields."""
-    return frozenset(" ".join(lines).split())
 
 
 # How tools of AutoGPTQ's family quantised a model, which no stored number depends on any more. transformers 5

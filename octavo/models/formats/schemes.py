@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from octavo.errors import FileFormatError, UnsupportedModelError, suggest
-from octavo.models.config_fields import ConfigFields
+from octavo.models.config_fields import ConfigFields, words
 from octavo.models.formats.compressed_tensors import read_compressed_tensors
 from octavo.models.formats.float4 import read_mxfp4
 from octavo.models.formats.float8_scheme import read_fp8
@@ -19,7 +19,7 @@ from octavo.models.formats.integers.gptq import read_gptq
 from octavo.models.formats.matrix_schemes import MatrixScheme, MixedScheme
 from octavo.models.formats.modelopt import read_modelopt
 from octavo.models.formats.quantised_tensors import QuantisedTensors
-from octavo.models.formats.scheme_fields import CALIBRATION, words
+from octavo.models.formats.scheme_fields import CALIBRATION
 from octavo.models.weights import StoredTensors
 
 _AUTO_ROUND_KEYS = CALIBRATION | words(

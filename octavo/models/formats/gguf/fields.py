@@ -5,33 +5,17 @@ from collections.abc import Mapping
 import numpy as np
 
 from octavo.errors import FileFormatError, UnsupportedModelError, suggest
-from octavo.models.config_fields import ConfigFields
+from octavo.models.config_fields import ConfigFields, words
 from octavo.models.formats.gguf.architectures import GGUFArchitecture
 from octavo.models.formats.gguf.file import GGUFFile
 
 # Keys under "<architecture>." that are read.
-_READ_KEYS = frozenset(
-    {
-        "block_count",
-        "context_length",
-        "embedding_length",
-        "feed_forward_length",
-        "expert_count",
-        "expert_used_count",
-        "expert_feed_forward_length",
-        "attention.head_count",
-        "attention.head_count_kv",
-        "attention.key_length",
-        "attention.value_length",
-        "attention.layer_norm_rms_epsilon",
-        "rope.dimension_count",
-        "rope.freq_base",
-        "rope.scaling.type",
-        "rope.scaling.attn_factor",
-        "rope.scaling.factor",
-        "rope.scaling.original_context_length",
-        "rope.scale_linear",
-    }
+_READ_KEYS = words(
+    "block_count context_length embedding_length feed_forward_length expert_count expert_used_count",
+    "expert_feed_forward_length attention.head_count attention.head_count_kv attention.key_length",
+    "attention.value_length attention.layer_norm_rms_epsilon rope.dimension_count rope.freq_base",
+    "rope.scaling.type rope.scaling.attn_factor rope.scaling.factor",
+    "rope.scaling.original_context_length rope.scale_linear",
 )
 # The value names the order of rows; see GGUFArchitecture.tensor_layouts.
 _LAYOUT_KEY = "tensor_data_layout"

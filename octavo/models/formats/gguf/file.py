@@ -20,13 +20,11 @@ import numpy as np
 from octavo.errors import FileFormatError, ModelNotFoundError
 from octavo.models.config_fields import ConfigFields
 from octavo.models.formats.gguf.header import MAX_TENSORS, GGUFTensorInfo, read_header
-from octavo.models.weights import missing_tensor
+from octavo.models.weights import listed, missing_tensor
 
 # split.no and split.count have 16 bits, but the number in a name has five digits.
 _MAX_PARTS = 2**16 - 1
 _NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
-# Names of missing parts in a message.
-_MAX_NAMED = 5
 
 
 class GGUFPart:
@@ -118,7 +116,7 @@ def only_model(folder: Path) -> Path | None:
     if len(firsts) > 1:
         names = sorted(path.name for path in firsts)
         raise ModelNotFoundError(
-            f"the folder {folder} holds several GGUF models; give one of these files: {_listed(names)}"
+            f"the folder {folder} holds several GGUF models; give one of these files: {listed(names)}"
         )
     return next(iter(firsts), None)
 
@@ -152,14 +150,9 @@ def _paths(path: Path, number: int, count: int) -> list[Path]:
     if missing:
         raise ModelNotFoundError(
             f"{path.name} is the first of {count} parts, all of which must be in {path.parent}; "
-            f"missing: {_listed(missing)}"
+            f"missing: {listed(missing)}"
         )
     return paths
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _MAX_NAMED
-    return ", ".join(names[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _check_numbers(part: GGUFHeader, index: int, count: int) -> None:

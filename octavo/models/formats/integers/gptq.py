@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import WeightsError
-from octavo.models.config_fields import ConfigFields
+from octavo.models.config_fields import ConfigFields, words
 from octavo.models.formats.integers.packed_matrix import (
     WORD,
     PackedMatrix,
@@ -32,7 +32,7 @@ from octavo.models.formats.integers.packed_matrix import (
 )
 from octavo.models.formats.matrix_schemes import MatrixScheme, MixedScheme
 from octavo.models.formats.quantised_tensors import FLOATS, check_tensor
-from octavo.models.formats.scheme_fields import CALIBRATION, check_patterns, read_group_size, words
+from octavo.models.formats.scheme_fields import CALIBRATION, check_patterns, read_group_size
 from octavo.models.weights import StoredTensors
 
 _SUFFIX = "qweight"

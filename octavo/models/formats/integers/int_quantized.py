@@ -11,7 +11,6 @@ least as exact.
 
 from collections.abc import Set
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from torch import Tensor
 from octavo.errors import WeightsError
 from octavo.models.formats.integers.packed_matrix import PackedMatrix, groups_of, num_groups
 from octavo.models.formats.matrix_schemes import MatrixScheme
-from octavo.models.formats.quantised_tensors import FLOATS, check_tensor
+from octavo.models.formats.quantised_tensors import FLOATS, check_tensor, matrix_shape
 from octavo.models.weights import StoredTensors
 
 _TYPE = "I8"
@@ -66,9 +65,7 @@ class IntQuantizedScheme(MatrixScheme):
 
     def matrix(self, tensors: StoredTensors, name: str) -> "_Matrix":
         """See MatrixScheme."""
-        shape = tensors.shape(name)
-        if len(shape) != 2:
-            raise WeightsError(f"{name} is {list(shape)}, expected 2 dimensions")
+        shape = matrix_shape(tensors, name)
         groups = groups_of(name, shape[1], self.group_size)
         num_scales = self._num_scales(tensors, name)
         check_tensor(tensors, f"{name}_scale", name, num_scales, FLOATS)
@@ -80,8 +77,6 @@ class IntQuantizedScheme(MatrixScheme):
 @dataclass(frozen=True, slots=True)
 class _Matrix(PackedMatrix):
     """See above."""
-
-    scales_name: ClassVar[str] = "weight_scale"
 
     @property
     def tensors(self) -> Set[str]:

@@ -11,7 +11,6 @@ With 8 bits a word holds 4 numbers, and 128 takes the place of 8.
 
 from collections.abc import Set
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -94,8 +93,6 @@ class PackQuantizedScheme(MatrixScheme):
 class _Matrix(PackedMatrix):
     """See above."""
 
-    scales_name: ClassVar[str] = "weight_scale"
-
     @property
     def tensors(self) -> Set[str]:
         parts = [_SUFFIX, "weight_scale", "weight_shape"]
@@ -106,9 +103,6 @@ class _Matrix(PackedMatrix):
     def quants(self, rows: slice, columns: slice, order: Tensor | None, device: torch.device) -> Tensor:
         words, places = words_of(columns, self.per_word)
         return unpack_columns(self.stored(_SUFFIX, rows, words, device), places, self.bits, order)
-
-    def scales(self, rows: slice, groups: slice, device: torch.device) -> Tensor:
-        return self.stored("weight_scale", rows, groups, device)
 
     def zeros(self, rows: slice, groups: slice, device: torch.device) -> Tensor | int:
         if self.is_symmetric:

@@ -15,6 +15,7 @@ from octavo.errors import ConfigError, UnsupportedModelError, WeightsError
 from octavo.forms.base import Storage
 from octavo.forms.blocks import BLOCK, BlockWeight
 from octavo.forms.packed import group_of
+from octavo.models.formats.quantised_tensors import matrix_shape
 from octavo.models.weights import Part, StoredTensors, slice_bounds
 
 WORD = "I32"
@@ -182,12 +183,10 @@ def check_words(tensors: StoredTensors, name: str) -> tuple[int, int]:
         WeightsError: it is not a matrix.
         UnsupportedModelError: it is of another type than int32.
     """
-    shape, kind = tensors.shape(name), tensors.type_name(name)
-    if len(shape) != 2:
-        raise WeightsError(f"{name} is {list(shape)}, expected 2 dimensions")
+    shape, kind = matrix_shape(tensors, name), tensors.type_name(name)
     if kind != WORD:
         raise UnsupportedModelError(f"{name} has the type {kind}; expected {WORD}")
-    return shape[0], shape[1]
+    return shape
 
 
 _WORD_BITS = 32
@@ -213,7 +212,7 @@ class PackedMatrix(ABC):
     num_rows: int
     bits: int
     is_symmetric: bool
-    scales_name: ClassVar[str]
+    scales_name: ClassVar[str] = "weight_scale"
 
     @property
     @abstractmethod
@@ -224,13 +223,13 @@ class PackedMatrix(ABC):
     def quants(self, rows: slice, columns: slice, order: Tensor | None, device: torch.device) -> Tensor:
         """Read integers, [rows, columns] uint8, contiguous; order: see BlockWeight."""
 
-    @abstractmethod
     def scales(self, rows: slice, groups: slice, device: torch.device) -> Tensor:
         """Read scales, [rows, groups]."""
+        return self.stored(self.scales_name, rows, groups, device)
 
-    @abstractmethod
     def zeros(self, rows: slice, groups: slice, device: torch.device) -> Tensor | int:
-        """Read zeros, [rows, groups] uint8, or return the one for all."""
+        """Read zeros, [rows, groups] uint8, or return the one for all; by default the middle."""
+        return 1 << self.bits - 1
 
     def order(self, device: torch.device) -> Tensor | None:
         """Read the order of columns; see BlockWeight."""
