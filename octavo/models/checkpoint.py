@@ -11,8 +11,8 @@ from octavo.forms.base import QuantisedWeight, Storage
 from octavo.forms.float8 import quantise
 from octavo.models.weights import Part, QuantisedSource, WeightSource, listed
 
-# Tensors of some checkpoints that are not needed: rotary tables, which follow from the config, and scales of
-# queries, which are never float8.
+# Tensors that checkpoints may have and nothing needs: rotary tables, which follow from the config, and scales
+# of queries, which are never float8.
 _HARMLESS = re.compile(
     r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|model\.layers\.\d+\.self_attn\.q_scale"
 )

@@ -146,7 +146,7 @@ def load_decoder(
     num_tensors = len(parameter_shapes(own))
     kept = kept_storage(shapes, stored, quantization, device=device, dtype=dtype, deterministic=deterministic)
     checkpoint = Checkpoint(weights, stored, kept, dtype, device, num_tensors=num_tensors, progress=progress)
-    # Which matrices stay quantised is settled.
+    # It is settled which matrices stay quantised, so the builder needs only the form of the others.
     others = "bf16" if quantization in _MIXED else quantization
     builder = Builder(own, checkpoint, parallel, others, deterministic)
     with one_thread if kept and device.type == "cpu" else nullcontext():

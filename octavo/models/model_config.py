@@ -32,7 +32,7 @@ _ACTIVATIONS = {
 # Constants of gpt-oss's activation.
 _SWIGLU_VALUES = {"swiglu_limit": (LIMIT,), "swiglu_alpha": (SLOPE,)}
 
-# Keys whose features Octavo does not support, and the values, besides null, that switch the feature off.
+# Keys of unsupported features, and the values, besides null, that switch the feature off.
 _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "partial_rotary_factor": (1,),
     "rope_interleaved": (False,),

@@ -1,4 +1,4 @@
-"""Packs and decodes weights in one thread."""
+"""A context in which weights are packed and decoded by one thread."""
 
 import threading
 

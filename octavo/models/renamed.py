@@ -1,4 +1,4 @@
-"""A checkpoint whose tensors have other names here, or are parts of stored ones."""
+"""Views of a checkpoint whose tensors have other names than ours, or contain several of ours."""
 
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass

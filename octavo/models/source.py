@@ -116,7 +116,7 @@ def load_tokenizer(source: ModelSource) -> Tokenizer | None:
         FileFormatError, UnsupportedModelError: there is one, but it is damaged or of an unknown kind.
     """
     if source.gguf is not None:
-        # ggml's name for none.
+        # ggml calls the lack of a tokenizer no_vocab.
         has_tokenizer = source.gguf.metadata.get("tokenizer.ggml.model", "no_vocab") != "no_vocab"
         return Tokenizer.from_gguf(source.gguf.metadata, source.name) if has_tokenizer else None
     has_tokenizer = is_present(source.path / "tokenizer.json")

@@ -34,41 +34,43 @@ PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Transposed(Place):
-    """Columns turn, turn + step, ... of an expert in a stack; they are rows here.
+    """The columns first_column, first_column + step, ... of an expert in a stack, which become rows.
 
     Attributes:
         expert: index into the stack.
-        turn: the first of these columns.
+        first_column: the first of these columns.
         step: 2 where gate and up alternate.
     """
 
     expert: int
-    turn: int
+    first_column: int
     step: int
 
     def read(self, read: Callable[..., Tensor], rows: Part, columns: Part) -> Tensor:
         start, stop = slice_bounds(rows, self.shape[0])
         expert, stored = slice(self.expert, self.expert + 1), slice(self.step * start, self.step * stop)
         if len(self.shape) == 1:
-            return read(self.name, rows=expert, columns=stored)[0, self.turn :: self.step].contiguous()
+            return read(self.name, rows=expert, columns=stored)[
+                0, self.first_column :: self.step
+            ].contiguous()
         matrix = read(self.name, rows=expert, columns=columns)[0]
-        return matrix[:, stored][:, self.turn :: self.step].T.contiguous()
+        return matrix[:, stored][:, self.first_column :: self.step].T.contiguous()
 
 
 def gpt_oss_places(weights: WeightSource, name: str) -> Iterator[tuple[str, Place]]:
-    """Yield the tensors that a stored one holds, by their names here."""
+    """Yield the tensors that a stored one contains, by our names."""
     shape = tuple(weights.shape(name))
     router, stack = _ROUTER.fullmatch(name), _STACK.fullmatch(name)
     if router is not None:
         yield f"{router[1]}.gate.{router[2]}", Place(name=name, shape=shape)
     elif stack is not None and len(shape) == (2 if stack[3] else 3):
         parts = PARTS[stack[2]]
-        # A stack with one column too many keeps it: its shape then differs from that of the config.
+        # A stack with a column too many keeps it, so that its shape differs from the config's.
         size = shape[-1] // len(parts) if shape[-1] % len(parts) == 0 else shape[-1]
         inner, step, kind = (size, *shape[1:-1]), len(parts), "bias" if stack[3] else "weight"
         for expert in range(shape[0]):
-            for turn, part in enumerate(parts):
-                place = _Transposed(name=name, shape=inner, expert=expert, turn=turn, step=step)
+            for column, part in enumerate(parts):
+                place = _Transposed(name=name, shape=inner, expert=expert, first_column=column, step=step)
                 yield f"{stack[1]}.{expert}.{part}.{kind}", place
     else:
         yield name, Place(name=name, shape=shape)
@@ -139,7 +141,7 @@ def with_stored_expert_names(tensors: StoredTensors, tile_rows: int = 1) -> Stor
 
 
 def _places(weights: WeightSource, name: str, tile_rows: int = 1) -> Iterator[tuple[str, Place]]:
-    """Yield the tensors that a stored one holds, by their names here."""
+    """Yield the tensors that a stored one contains, by our names."""
     shape = tuple(weights.shape(name))
     if (match := _MIXTRAL.fullmatch(name)) is not None:
         prefix, expert, projection, suffix = match.groups()
@@ -164,8 +166,8 @@ def _places(weights: WeightSource, name: str, tile_rows: int = 1) -> Iterator[tu
 def _divide(shape: tuple[int, ...], number: int) -> list[tuple[int | None, tuple[int, ...]]]:
     """Divide an expert's rows among its projections: the first row and the shape of each.
 
-    Rows that cannot be divided are whole for each: a single scale is for both, and the shape of a matrix with
-    a row too many tells that it is not that of the config.
+    Rows that cannot be divided go whole to each projection: a single scale is for both, and a matrix with a
+    row too many keeps a shape that differs from the config's.
     """
     if number == 1 or not shape or shape[0] % number:
         return [(None, shape or (1,))] * number
@@ -174,7 +176,7 @@ def _divide(shape: tuple[int, ...], number: int) -> list[tuple[int | None, tuple
 
 
 def _check_tiles(weights: WeightSource, name: str, stack: str, tile_rows: int) -> None:
-    """Refuse scales for tiles of which one has rows of gate and of up.
+    """Refuse tiles of scales if one of them has rows of both gate and up.
 
     Raises:
         UnsupportedModelError: there is such a tile.

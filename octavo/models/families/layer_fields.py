@@ -54,7 +54,7 @@ def read_ropes(fields: ConfigFields, family: Family, rotary_dim: int) -> dict[st
 
 
 def read_rotary_dim(fields: ConfigFields, family: Family, head_dim: int) -> int:
-    """Return how many dimensions of a head turn, the first ones, by partial_rotary_factor.
+    """Return how many dimensions of a head, the first ones, are rotated, by partial_rotary_factor.
 
     It may be beside the rotary parameters or among them; among them it counts, as in transformers 5.
 
@@ -237,7 +237,7 @@ def read_layer_ropes(
         family: its family.
         layer_types: of each layer.
         ropes: those of each type of layer.
-        rotary_dim: dimensions of a head that turn.
+        rotary_dim: rotated dimensions of a head.
 
     Raises:
         FileFormatError: no_rope_layers is malformed.

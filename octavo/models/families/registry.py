@@ -11,7 +11,7 @@ from types import MappingProxyType
 from octavo.errors import UnsupportedModelError, suggest
 from octavo.models.families.family import ExpertFamily, Family
 
-# Architectures that people ask for, and what of them is missing here.
+# Unsupported architectures that people ask for, and the part that is missing.
 _MISSING: Mapping[str, str] = MappingProxyType(
     {
         name: reason
@@ -58,7 +58,7 @@ _MISSING: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# How alike a name must be to be suggested; it is high, as all names end alike.
+# How similar a name must be to be suggested: high, because all names end alike.
 _LIKENESS = 0.85
 
 _QWEN_DEFAULTS = {"sliding_window": 4096, "max_window_layers": 28, "max_position_embeddings": 32768}

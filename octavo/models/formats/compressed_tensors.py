@@ -17,7 +17,7 @@ _KEYS = words(
     "config_groups format global_compression_ratio ignore kv_cache_scheme moe_sparsity_config",
     "provider quant_method quantization_status sparsity_config transform_config version",
 )
-# Values of actorder: groups are those of the columns' places, or of columns from anywhere.
+# Values of actorder: a group has neighbouring columns, or columns from anywhere.
 _IN_ORDER, _ORDERED = (None, False, "static", "weight"), (True, "dynamic", "group")
 _GROUP_KEYS = frozenset({"format", "input_activations", "output_activations", "targets", "weights"})
 

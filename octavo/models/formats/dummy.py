@@ -50,7 +50,7 @@ class DummyWeights:
         self._seed = seed
         generator = torch.Generator().manual_seed(seed)
         pool = torch.randn(_POOL_SIZE, dtype=torch.float32, generator=generator) * _STANDARD_DEVIATION
-        # Stored twice, so that no read wraps around; rounded once, as rounding takes longer than copying.
+        # The pool is stored twice, so that no read wraps around, and rounded only once for each dtype.
         self._pools = {torch.float32: torch.cat((pool, pool))}
 
     def names(self) -> Set[str]:

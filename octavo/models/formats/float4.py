@@ -7,15 +7,15 @@
     X.weight_scale_2    X.weight_global_scale   NVFP4: [1], a factor of all scales, or its inverse
     X.input_scale       X.input_global_scale    [1], of activations; checked and not used
 
-MXFP4 stays so. A number of NVFP4 becomes twice itself, an integer of 8 bits in groups of 16: no kernel reads
-its own form. gpt-oss has all experts of a layer in one tensor of MXFP4:
+MXFP4 keeps its form. A number of NVFP4 is doubled, which makes it an integer of 8 bits in groups of 16: no
+kernel reads NVFP4 itself. gpt-oss has all experts of a layer in one tensor of MXFP4:
 
     X.mlp.experts.gate_up_proj_blocks    [E, 2 n, K / 32, 16] uint8    two numbers in a byte, low bits first
     X.mlp.experts.gate_up_proj_scales    [E, 2 n, K / 32] uint8        exponents, each 127 too large
     X.mlp.experts.down_proj_blocks       [E, K, n / 32, 16] uint8
     X.mlp.experts.down_proj_scales       [E, K, n / 32] uint8
 
-Rows of gate and up take turns. Here each expert has matrices of its own: X.mlp.experts.3.gate_proj.weight.
+Rows of gate and up alternate. Here each expert has matrices of its own: X.mlp.experts.3.gate_proj.weight.
 """
 
 import re
@@ -139,7 +139,7 @@ def _group_of(tensors: StoredTensors, scale: str, name: str, shape: tuple[int, i
 
 @dataclass(frozen=True, slots=True)
 class _Matrix:
-    """What both forms of StoredMatrix keep."""
+    """The fields of both kinds of StoredMatrix below."""
 
     source: StoredTensors
     name: str
@@ -260,7 +260,7 @@ def _open_stack(
 
 @dataclass(frozen=True, slots=True)
 class _ExpertMatrix:
-    """A StoredMatrix: of an expert of a stack, the rows first, first + step, ..."""
+    """A StoredMatrix: the rows first, first + step, ... of an expert in a stack."""
 
     source: StoredTensors
     name: str

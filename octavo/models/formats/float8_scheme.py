@@ -135,7 +135,7 @@ class _Matrix:
 
     @property
     def num_scales(self) -> tuple[int, int]:
-        """Scales above one another and side by side."""
+        """How many scales there are along the rows and along the columns."""
         return -(-self.shape[0] // self.tile[0]), -(-self.shape[1] // self.tile[1])
 
     @property
@@ -161,7 +161,7 @@ class _Matrix:
         values = self.source.read_stored(self.name, rows=slice(start, stop), columns=slice(first, last))
         scales = self._read_scales()[start // height : -(-stop // height), first // width : -(-last // width)]
         if width >= self.shape[1] or start % height or (stop % height and stop != self.shape[0]):
-            # A scale for each row, and a part of the tiles' rows.
+            # Each row gets its tile's scale, and only the rows of the part stay.
             scales = scales.repeat_interleave(height, 0)[start % height :][: stop - start]
             height = 1
         return Float8Weight(values, scales.contiguous(), height, min(width, last - first)).to(device)

@@ -94,7 +94,7 @@ class _Scaled:
 
 @dataclass(frozen=True, slots=True)
 class _RowsScaled(_Scaled):
-    """A StoredMatrix in blocks."""
+    """A StoredMatrix in blocks, with the scales of its rows."""
 
     @property
     def storage(self) -> Storage:
@@ -110,7 +110,7 @@ class _RowsScaled(_Scaled):
 
 @dataclass(frozen=True, slots=True)
 class _ColumnsScaled(_Scaled):
-    """A StoredMatrix that no kernel multiplies."""
+    """A StoredMatrix that no kernel multiplies, because each column has a scale."""
 
     @property
     def storage(self) -> Storage:
@@ -151,7 +151,7 @@ class _Weight:
         return self.values
 
 
-# Names of the cache's scales that some tools put beside the projection.
+# Names that some tools give the cache's scales, beside the projection, and ours.
 _CACHE_SCALES = {"k_proj.k_scale": "k_scale", "v_proj.v_scale": "v_scale"}
 
 
@@ -213,7 +213,7 @@ def _open(tensors: StoredTensors, schemes: Sequence[MatrixScheme]) -> QuantisedT
     for name in sorted(tensors.names()):
         own = [scheme for scheme in schemes if scheme.stores(tensors, name)]
         if own:
-            # If it fits none, the last one says what is wrong.
+            # If the matrix fits none, the last scheme says what is wrong.
             fitting = (scheme for scheme in own[:-1] if scheme.fits(tensors, name))
             matrices[f"{name.rpartition('.')[0]}.weight"] = next(fitting, own[-1]).matrix(tensors, name)
     matrices = with_input_scales(tensors, matrices)

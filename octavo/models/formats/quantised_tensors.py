@@ -1,4 +1,4 @@
-"""A checkpoint of which some matrices are stored quantised, in several tensors each."""
+"""Checkpoints that store some matrices quantised, in several tensors each."""
 
 from collections.abc import Mapping, Set
 from typing import Protocol

@@ -125,7 +125,7 @@ def _experts(fields: ArchitectureFields) -> dict[str, object]:
 
 
 def _dense_layers(fields: ArchitectureFields) -> dict[str, object]:
-    """Return which layers have a feed-forward: the file has no key for them, but tensors tell."""
+    """Return which layers have a feed-forward: the file has no key for them, but its tensors show it."""
     num_layers = fields.integer("block_count")
     routers = [f"blk.{layer}.ffn_gate_inp.weight" for layer in range(num_layers)]
     return {
@@ -143,7 +143,7 @@ def _windows(fields: ArchitectureFields) -> dict[str, object]:
     own_keys = fields.architecture.own_keys
     window = fields.architecture.sliding_window
     if fields.get("attention.sliding_window") is not None:
-        # 0 is none: Phi-4 has none, other models of its architecture have one.
+        # 0 means none: Phi-4 has no window, other models of its architecture have one.
         window = fields.integer("attention.sliding_window", minimum=0) or None
     windows: dict[str, object] = {"sliding_window": window}
     if window is not None and "attention.sliding_window_pattern" in own_keys:
@@ -169,7 +169,7 @@ def _sliding_layers(fields: ArchitectureFields) -> dict[str, object]:
 
 
 def read_rotary_dim(fields: ArchitectureFields, head_dim: int) -> int:
-    """Return how many dimensions of a head turn, the first ones.
+    """Return how many dimensions of a head, the first ones, are rotated.
 
     Raises:
         UnsupportedModelError: not all, in an architecture where all do.
@@ -220,7 +220,7 @@ def read_rope_scaling(fields: ArchitectureFields, rotary_dim: int) -> dict[str, 
 
 
 def _long_rope(fields: ArchitectureFields, rotary_dim: int) -> dict[str, object]:
-    """Return LongRoPE's factors; nothing else may stretch beside them."""
+    """Return LongRoPE's factors; no other scaling may stand beside them."""
     fields.require_neutral(
         {
             "rope.scaling.type": ("longrope", "none"),

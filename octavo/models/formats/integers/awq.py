@@ -29,7 +29,7 @@ from octavo.models.weights import StoredTensors
 _SUFFIX = "qweight"
 _BITS = 4
 _PER_WORD = 8
-# Column i of a word's 8 is at this place in it.
+# Place of column i within its word, which has 8.
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 _KEYS = CALIBRATION | words(
     "bits desc_act do_fuse format fuse_max_seq_len group_size method modules_to_fuse",
@@ -44,7 +44,7 @@ def read_awq(fields: ConfigFields) -> "AWQScheme":
     for name in ("format", "version"):
         fields.require_one_of(name, ("gemm", "GEMM", None))
     fields.require_one_of("desc_act", (False, None))
-    # False where all zeros are alike: they are stored none the less.
+    # It is False where all zeros are alike, which are stored none the less.
     fields.require_one_of("zero_point", (True, False, None))
     fields.require_one_of("method", ("awq", None))
     fields.require_one_of("data_type", ("int", None))

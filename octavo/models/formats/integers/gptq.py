@@ -61,7 +61,7 @@ def read_gptq(fields: ConfigFields) -> "GPTQScheme | MixedScheme":
     schemes = [_read_numbers(fields, has_lower_zeros=form != "gptq_v2")]
     usual = {name: fields.get(name) for name in ("bits", "desc_act", "group_size", "sym")}
     for pattern, others in fields.mapping("dynamic").items():
-        # With "-:", layers are left as they are.
+        # Layers that a pattern with "-:" matches are not quantised.
         if not pattern.startswith("-:"):
             if not isinstance(others, Mapping):
                 raise fields.error(f"dynamic: {pattern}", "an object", others)
@@ -70,7 +70,7 @@ def read_gptq(fields: ConfigFields) -> "GPTQScheme | MixedScheme":
             schemes.append(_read_numbers(inner, has_lower_zeros=form != "gptq_v2"))
     if len(schemes) == 1:
         return schemes[0]
-    # Tensors do not tell whether zeros and columns are as usual: first those for which they need not be.
+    # Tensors do not show whether zeros are alike and columns in order: schemes that need neither come first.
     schemes.sort(key=lambda scheme: (scheme.is_symmetric, not scheme.is_ordered))
     return MixedScheme(schemes)
 
@@ -96,8 +96,8 @@ class GPTQScheme(MatrixScheme):
         group_size: columns that share a scale; -1: all.
         is_ordered: columns were quantised by size, so any may be in any group.
         is_symmetric: all zeros are alike.
-        has_lower_zeros: from words of zeros one of each number was subtracted; a zero of 0 borrowed from its
-            neighbour.
+        has_lower_zeros: 1 was subtracted from every zero within its word, so that a zero of 0 borrowed from
+            its neighbour.
     """
 
     bits: int

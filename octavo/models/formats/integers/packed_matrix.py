@@ -19,7 +19,7 @@ from octavo.models.formats.quantised_tensors import matrix_shape
 from octavo.models.weights import Part, StoredTensors, slice_bounds
 
 WORD = "I32"
-# Values unpacked at a time. Rows of a chunk are neighbours in a word, or read by whole lines.
+# Numbers unpacked at a time, and fewest rows: those of a chunk share words, or are read by whole lines.
 _CHUNK = 2**21
 _FEWEST_ROWS = 64
 
