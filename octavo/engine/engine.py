@@ -270,7 +270,7 @@ class Engine:
         return 0.0 if self._in_doubt else self._steps.spare_s
 
     def settle(self) -> None:
-        """Start over if the last call was broken off; see this file's first lines.
+        """Start over if the last call was interrupted; see this file's first lines.
 
         Raises:
             EngineError: the device or the machine lets nothing start; the next call tries again.

@@ -91,10 +91,8 @@ class ModelRunner:
         self.kv_cache.copy_blocks(step.block_copies)
         step_input = self._inputs.build(step.scheduled)
         hidden = self._forward(step_input)
-        return StepResult(
-            self._sample(step.scheduled, hidden, step_input),
-            [chunk.read() for chunk in prompt_logprobs(self.decoder, step.scheduled, hidden)],
-        )
+        sampled = self._sample(step.scheduled, hidden, step_input)
+        return StepResult(sampled, prompt_logprobs(self.decoder, step.scheduled, hidden))
 
     def _forward(self, step_input: StepInput) -> Tensor:
         plan = self._plan(step_input)

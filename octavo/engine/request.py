@@ -84,7 +84,7 @@ class Request:
     matcher: Matcher | None = field(init=False)
 
     def __post_init__(self) -> None:
-        # Computed once, because every step looks at them for all its requests.
+        # They are computed once, because every step looks at them for all its requests.
         self.adjustments = adjustments(self)
         self.asks_for_filters = asks_for_filters(self)
         self.matcher = None if self.grammar is None else self.grammar.matcher()

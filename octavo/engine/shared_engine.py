@@ -44,7 +44,7 @@ class SharedEngine:
         """Return a new caller, who has no requests yet."""
         caller = Caller(self)
         # A caller may be dropped anywhere, even inside this class, and a signal may come at once: so the
-        # reference's callback is no Python code, which a signal could break off, but the deque's own method.
+        # reference's callback is no Python code, which a signal could interrupt, but the deque's own method.
         caller.requests = _Requests(caller, self._orphans.append)
         self._present[id(caller.requests)] = caller.requests
         return caller

@@ -16,7 +16,7 @@ class SamplingRows:
     """Sampling options of R sequences, as the kernels read them.
 
     Attributes:
-        columns: one tensor [R] for each of options.COLUMNS, in that order.
+        columns: one tensor [R] for each of option_table.COLUMNS, in that order.
     """
 
     def __init__(self, num_rows: int, device: torch.device) -> None:

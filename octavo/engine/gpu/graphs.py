@@ -148,6 +148,11 @@ class StepGraphs(ABC, Generic[Variant]):
         self.num_captured = 0
         self._pool = pool
         self._captured: dict[Variant, torch.cuda.CUDAGraph] = {}
+        self.allocate()
+
+    @abstractmethod
+    def allocate(self) -> None:
+        """Allocate what the graphs read beside the buffers, and choose their sizes."""
 
     @abstractmethod
     def variants(self) -> Iterable[Variant]:

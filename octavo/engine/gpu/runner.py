@@ -24,10 +24,10 @@ from octavo.engine.gpu.prepare import Preparation
 from octavo.engine.gpu.step_graphs import DecodeGraphs, MixedGraphs, SamplingGraphs
 from octavo.engine.memory import ExecutionPlan
 from octavo.engine.request import Request
-from octavo.engine.sampling.prompt_logprobs import PendingLogprobs, prompt_logprobs
+from octavo.engine.sampling.prompt_logprobs import prompt_logprobs
 from octavo.engine.sampling.sampler import Sampler
 from octavo.engine.sampling.tops import ROWS_AT_ONCE, Tops, log_softmax, pack_tops
-from octavo.engine.step.result import LateWork, PrepareProgress, StepResult
+from octavo.engine.step.result import LateWork, PrepareProgress, PromptLogprobs, StepResult
 from octavo.engine.step.scheduled import ScheduledRequest, SchedulerOutput
 from octavo.engine.step.step_input import StepInput, StepInputBuilder
 from octavo.engine.structured.token_masks import TokenMasks
@@ -230,7 +230,7 @@ class GpuRunner:
             input_ids.index_copy_(0, places, self._rows.tokens[rows])
 
     def _sample(
-        self, requests: list[Request], ends: list[int], chunks: Sequence[PendingLogprobs] = ()
+        self, requests: list[Request], ends: list[int], chunks: Sequence[PromptLogprobs] = ()
     ) -> Callable[[], StepResult]:
         """Sample a token for each request whose row the buffers name; the device's rows get them.
 

@@ -11,11 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.engine.gpu.device_rows import DeviceRows
 from octavo.engine.gpu.graphs import (
     CapturedNetwork,
-    GraphPool,
-    StepBuffers,
     StepGraphs,
     next_size,
     sequence_sizes,
@@ -48,16 +45,13 @@ class MixedGraphs(StepGraphs[MixedVariant]):
         _step   input ids [T] | positions [T] | slots [T] | cu_seqlens_q [S + 1] | seq_lens [S]
     """
 
-    def __init__(
-        self, pool: GraphPool, network: CapturedNetwork, state: DeviceRows, buffers: StepBuffers
-    ) -> None:
-        """Allocate the inputs of S sequences, as many as there are rows, and of T tokens."""
-        super().__init__(pool, network, state, buffers)
-        max_num_seqs, max_num_tokens = state.tokens.shape[0], buffers.hidden.shape[0]
+    def allocate(self) -> None:
+        """See StepGraphs: the inputs of S sequences, as many as there are rows, and of T tokens."""
+        max_num_seqs, max_num_tokens = self.state.tokens.shape[0], self.buffers.hidden.shape[0]
         self._sizes = token_sizes(max_num_tokens)
         self._fields = [max_num_tokens] * 3 + [max_num_seqs + 1, max_num_seqs]
-        self._step = torch.zeros(sum(self._fields), dtype=torch.int32, device=state.table.device)
-        self._table = torch.zeros_like(state.table)
+        self._step = torch.zeros(sum(self._fields), dtype=torch.int32, device=self.state.table.device)
+        self._table = torch.zeros_like(self.state.table)
 
     def variants(self) -> Iterator[MixedVariant]:
         """See StepGraphs."""
@@ -136,14 +130,11 @@ class DecodeGraphs(StepGraphs[DecodeVariant]):
     A batch is padded to its graph's size. Padding has row -1, sequence length 0 and slot -1.
     """
 
-    def __init__(
-        self, pool: GraphPool, network: CapturedNetwork, state: DeviceRows, buffers: StepBuffers
-    ) -> None:
-        """Allocate the block table; the number of rows is the largest batch."""
-        super().__init__(pool, network, state, buffers)
-        max_num_seqs, device = state.tokens.shape[0], state.table.device
+    def allocate(self) -> None:
+        """See StepGraphs: the block table; the number of rows is the largest batch."""
+        max_num_seqs, device = self.state.tokens.shape[0], self.state.table.device
         self._sizes = sequence_sizes(max_num_seqs)
-        self._table = torch.zeros_like(state.table)
+        self._table = torch.zeros_like(self.state.table)
         self._starts = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
 
     def variants(self) -> Iterator[DecodeVariant]:
@@ -213,11 +204,9 @@ class SamplingGraphs(StepGraphs[SamplingVariant]):
         logits: [S, V] those of the last step that kept them; empty until one did or was prepared.
     """
 
-    def __init__(
-        self, pool: GraphPool, network: CapturedNetwork, state: DeviceRows, buffers: StepBuffers
-    ) -> None:
-        super().__init__(pool, network, state, buffers)
-        self._sizes = sequence_sizes(state.tokens.shape[0])
+    def allocate(self) -> None:
+        """See StepGraphs: the logits come later, when their width and dtype are known."""
+        self._sizes = sequence_sizes(self.state.tokens.shape[0])
         self.logits = torch.empty(0)
 
     def variants(self) -> Iterator[SamplingVariant]:

@@ -45,7 +45,7 @@ class RankThread:
             OctavoError: `error`, now or before.
         """
         answer: _Answer = SimpleQueue()
-        # Set before the check, because `fail` sets the error before it looks for a waiting caller.
+        # It is set before the check, because `fail` sets the error before it looks for a waiting caller.
         self._awaited = answer
         if self.error is not None:
             raise _again(self.error)

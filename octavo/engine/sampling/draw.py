@@ -42,7 +42,7 @@ def draw(logits: Tensor, largest: Tensor, requests: list[Request]) -> list[int]:
     """
     device = logits.device
     temperatures = torch.tensor([r.params.temperature for r in requests], dtype=torch.float32, device=device)
-    # Differences from the largest one overflow to -inf, which is a probability of 0; quotients would to inf.
+    # Differences from the largest one overflow to -inf, a probability of 0; quotients would overflow to inf.
     logits = (logits - largest[:, None]).div_(temperatures[:, None])
     uniforms = [counter_uniform(r.seed, r.num_output_tokens) for r in requests]
     probabilities = logits.softmax(-1)
@@ -57,7 +57,7 @@ def draw(logits: Tensor, largest: Tensor, requests: list[Request]) -> list[int]:
 
 
 def _filter(probabilities: Tensor, request: Request) -> None:
-    """Zero the probabilities [V] that min-p, top-k or top-p drop, in place; untouched when none is asked."""
+    """Zero the probabilities [V] that min-p, top-k or top-p drop, in place, if any is set."""
     params = request.params
     if params.min_p > 0:
         probabilities[probabilities < params.min_p * probabilities.max()] = 0

@@ -204,7 +204,7 @@ class Sampler:
         penalty = params.repetition_penalty
         if penalty != 1:
             seen = (counts.in_prompt + counts.in_output > 0) & row.isfinite()
-            # Clamped, because an infinity would count as an error of the model.
+            # It is clamped, because an infinity would count as an error of the model.
             scaled = torch.where(row > 0, row / penalty, row * penalty).clamp_(-_LARGEST, _LARGEST)
             row.copy_(torch.where(seen, scaled, row))
         row -= params.frequency_penalty * counts.in_output

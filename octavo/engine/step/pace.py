@@ -100,7 +100,7 @@ class StepTime:
         error = seconds / _SECONDS - self._weights @ features
         self._weights += gain * error
         uncertainty = (self._uncertainty - np.outer(gain, features @ self._uncertainty)) / _FORGET
-        # Unbounded, the uncertainty of weights that no step tells anything about would grow for ever.
+        # Without a bound, the uncertainty of weights that no step depends on would grow for ever.
         if uncertainty.trace() < len(_SCALES) * _UNKNOWN:
             self._uncertainty = uncertainty
         self._num_steps += 1

@@ -1,14 +1,14 @@
 """The interface between the engine and what runs its steps: StepRunner, and the StepResult it returns."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from octavo.attention import KVCache
 from octavo.attention.plan.prefix_forest import Sharing
 from octavo.engine.request import Request
 from octavo.engine.sampling.sampler import SampledToken
-from octavo.engine.sampling.tops import Top
+from octavo.engine.sampling.tops import Tops
 from octavo.engine.step.scheduled import SchedulerOutput
 from octavo.models import Decoder
 
@@ -22,12 +22,12 @@ class PromptLogprobs:
     Attributes:
         request: whose prompt.
         start: prompt position of the first entry.
-        tops: per position (token id, log-probability, rank) tuples, the prompt's own token included.
+        tops: of each position, the prompt's own token included; read them when the step has run.
     """
 
     request: Request
     start: int
-    tops: list[Top]
+    tops: Tops
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class StepResult:
     """
 
     sampled: dict[Request, SampledToken]
-    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    prompt_logprobs: Sequence[PromptLogprobs] = ()
 
 
 class LateWork(NamedTuple):

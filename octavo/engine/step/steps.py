@@ -153,7 +153,7 @@ class Steps:
         self.num_computed_tokens += step.num_tokens
         self.num_output_tokens += len(result.sampled)
         for chunk in result.prompt_logprobs:
-            for offset, top in enumerate(chunk.tops):
+            for offset, top in enumerate(chunk.tops.read()):
                 chunk.request.prompt_logprobs[chunk.start + offset] = self._outputs.named(top)
         for item in step.scheduled:
             self._scheduler.commit(item)
