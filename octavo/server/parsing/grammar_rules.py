@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.engine.structured.compiler import choice_regex
-from octavo.engine.structured.schemas import held_schema
+from octavo.engine.structured.schemas import strict_schema
 
 ANY_TEXT = "/(?s:.*)/"
 """A terminal: any text, but no special token."""
@@ -27,7 +27,7 @@ def json_rule(schema: Mapping[str, Any]) -> str:
     Raises:
         StructuredOutputError: no grammar can be held to the schema.
     """
-    return f"%json {json.dumps(held_schema(schema, _JSON_OPTIONS), ensure_ascii=False)}"
+    return f"%json {json.dumps(strict_schema(schema, _JSON_OPTIONS), ensure_ascii=False)}"
 
 
 def pattern_terminal(pattern: str) -> str:
