@@ -78,7 +78,7 @@ async def serve_front(policy: str, port: int, sockets: list[Path]) -> None:
     """Serve a front with a policy's choice, for ever."""
     from octavo.server.config import ServerConfig
     from octavo.server.replicas.front import Front
-    from octavo.server.run import make_server
+    from octavo.server.serving import make_server
 
     config = ServerConfig(port=port)
     front = Front(config, sockets)

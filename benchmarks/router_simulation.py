@@ -53,10 +53,10 @@ class Ours(Policy):
     def note_end(self, user: int) -> None:
         self._flights.pop(user).end()
 
-    def hear(self, replicas: list[ModelReplica], now: float) -> None:
+    def note_report(self, replicas: list[ModelReplica], now: float) -> None:
         self._now = now
         for replica, model in zip(self._fleet.replicas, replicas, strict=True):
-            replica.hear(model.report())
+            replica.note_report(model.report())
 
 
 class Random(Policy):

@@ -20,8 +20,8 @@ from support.fake_engine import FakeEngine, cpu_s_alone, plain_params, short_pro
 from octavo.engine.engine import Engine
 from octavo.server.loop.engine_loop import EngineLoop
 from octavo.server.loop.jobs import Job
+from octavo.server.loop.output_stream import Readers, Stream
 from octavo.server.loop.stats import Histogram
-from octavo.server.loop.stream import Readers, Stream
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ from octavo.models import load_tokenizer, resolve_model
 from octavo.server.app import make_app
 from octavo.server.config import ServerConfig
 from octavo.server.loop.engine_loop import EngineLoop
-from octavo.server.run import make_server
+from octavo.server.serving import make_server
 
 Figures = dict[str, Any]
 PATHS = ("/v1/chat/completions", "/v1/completions")

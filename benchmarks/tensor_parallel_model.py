@@ -114,40 +114,44 @@ def prompt_s(network: Network, num_gpus: int, num_tokens: int = PROMPT) -> tuple
     return operations / num_gpus / (MATRIX_RATE * PREFILL_SHARE) + sums_s, sums_s
 
 
-def share(part_s: float, total_s: float) -> str:
-    """Format a share in percent."""
-    return f"{100 * part_s / total_s:.0f} %"
+def with_share(value: float, part_s: float, total_s: float) -> str:
+    """Format a value, and in brackets the share of its time that sums take."""
+    return f"{value:,.0f} ({100 * part_s / total_s:.0f}%)"
 
 
-def rows(device: Device) -> list[list[str]]:
-    """The table of one kind of GPU."""
+def fits(network: Network, device: Device, num_gpus: int) -> bool:
+    """Whether a tenth of the memory is left for activations and graphs beside the cache of 64 sequences."""
+    needed = (2 * network.weights + 64 * CONTEXT * network.kv_bytes) / num_gpus
+    return needed <= 0.9 * device.memory
+
+
+def decode_cells(network: Network, device: Device, num_gpus: int) -> list[str]:
+    """Tokens per second of 1 and of 64 sequences, with the share of sums."""
+    if not fits(network, device, num_gpus):
+        return ["-", "-"]
+    times = [(batch, *decode_s(network, device, num_gpus, batch)) for batch in (1, 64)]
+    return [with_share(batch / total_s, sums_s, total_s) for batch, total_s, sums_s in times]
+
+
+def rows() -> list[list[str]]:
+    """A row for each network and number of GPUs that hold it, if they are the largest."""
     found = []
     for network in NETWORKS:
-        for num_gpus in (1, 2, 4, 8):
-            # A tenth of the memory for activations, graphs and the cache of 64 sequences at least.
-            needed = 2 * network.weights / num_gpus + 64 * CONTEXT * network.kv_bytes / num_gpus
-            if needed > 0.9 * device.memory:
-                found.append([network.name, str(num_gpus), "does not fit", "", "", "", "", ""])
-                continue
-            cells = [network.name, str(num_gpus)]
-            for batch in (1, 64):
-                total_s, sums_s = decode_s(network, device, num_gpus, batch)
-                cells += [f"{batch / total_s:,.0f}", share(sums_s, total_s)]
+        for num_gpus in (n for n in (1, 2, 4, 8) if any(fits(network, device, n) for device in DEVICES)):
+            decoding = [cell for device in DEVICES for cell in decode_cells(network, device, num_gpus)]
             total_s, sums_s = prompt_s(network, num_gpus)
-            found.append([*cells, f"{total_s * 1e3:,.0f}", share(sums_s, total_s)])
+            found.append([network.name, str(num_gpus), *decoding, with_share(total_s * 1e3, sums_s, total_s)])
     return found
 
 
-HEADER = ("model", "GPUs", "tokens/s, 1 sequence", "sums", "tokens/s, 64", "sums", "8,192 in, ms", "sums")
-
-
 def report() -> str:
-    """Return the tables in Markdown."""
-    return "\n\n".join(f"{device.name}:\n\n{table(HEADER, rows(device))}" for device in DEVICES)
+    """Return the table in Markdown."""
+    decoding = (f"{device.name}: {of}" for device in DEVICES for of in ("1 sequence", "64"))
+    return table(("model", "GPUs", *decoding, "8,192 in, ms"), rows())
 
 
 def main() -> None:
-    """Print the tables."""
+    """Print the table."""
     print(report())
 
 

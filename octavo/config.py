@@ -32,10 +32,9 @@ class EngineConfig:
         dtype: type of weights and activations; auto is float32 on a CPU.
         device: "cpu", "cuda", "cuda:1"...; auto takes a GPU when there is one.
         load_format: auto looks at the files; dummy builds seeded random weights from config.json alone.
-        generation_config: where defaults of sampling come from, for requests that leave open temperature,
-            top_p, top_k, min_p or repetition_penalty: auto is the model's own generation_config.json (of a
-            GGUF file, general.sampling), "none" leaves them neutral, anything else is a folder with a
-            generation_config.json.
+        generation_config: where the defaults of temperature, top_p, top_k, min_p and repetition_penalty come
+            from: auto is the model's own generation_config.json (general.sampling in a GGUF file), "none"
+            keeps neutral values, anything else is a folder with a generation_config.json.
         max_model_len: longest prompt + output in tokens. Default: the model's own context. Models with
             LongRoPE or dynamic rope scaling rotate every text as one of this length.
         block_size: tokens per KV block, at least 1. Default: 16 on a CPU, 64 on a GPU.
@@ -46,10 +45,10 @@ class EngineConfig:
         max_num_seqs: most sequences in one step. Default: 256 on a CPU, 512 on a GPU.
         max_num_batched_tokens: token budget of one step; longer prompts are chunked. Default: 512 on a CPU,
             8192 on a GPU.
-        max_step_ms: how long a step may take, in milliseconds, while somebody reads tokens as they come (a
-            stream does, `generate` does not): prompts are chunked so that it is kept, which bounds the time
-            between two tokens and makes prompts wait longer. A step that only decodes may take longer.
-            Default: no limit but max_num_batched_tokens.
+        max_step_ms: how long a step may take, in milliseconds, while tokens are read as they come (by a
+            stream, not by `generate`): prompts are chunked so that it is kept, which bounds the time between
+            two tokens and makes prompts wait longer. A step that only decodes may take longer. Default: no
+            limit but max_num_batched_tokens.
         enable_prefix_caching: reuse the KV blocks of equal prefixes.
         share_prefixes: read a KV block that several running requests share once per step instead of once per
             request; results agree within rounding.
@@ -57,16 +56,16 @@ class EngineConfig:
             any chunking, with or without a cached prefix or preemption; set a seed to fix what it samples.
             NVIDIA GPUs only, several only if they map each other's memory, and slower: it turns
             share_prefixes off.
-        message_control_tokens: what becomes of control tokens, such as <|im_end|>, that stand in the messages
-            of a chat, in its tools or template variables. "text" tokenizes them as text that means nothing;
-            "refuse" refuses the request; "allow" lets them divide the prompt as the template's own do, for
-            callers who are all trusted.
+        message_control_tokens: how to treat control tokens, such as <|im_end|>, in the messages of a chat, in
+            its tools or template variables. "text" tokenizes them as plain text; "refuse" refuses the
+            request; "allow" lets them divide the prompt like the template's own, for callers who are all
+            trusted.
         seed: seeds dummy weights and every request without a seed.
         attention_impl: auto picks the fastest that runs here; "reference" is the plain specification.
         quantization: auto keeps weights quantised as the checkpoint stores them, where the device multiplies
             them so: float8, integers of 4 or 8 bits, a GGUF file's blocks, MXFP4 (a CPU needs a C compiler
             and float32), and bfloat16 on a CPU with AMX, or AMD's with AVX512-BF16, unless dtype is float32.
-            "none" makes them numbers of dtype, which is exact. "bf16" keeps the matrices of any model in
+            "none" converts them to dtype, which is exact. "bf16" keeps the matrices of any model in
             bfloat16 (CPU only). "fp8" rounds the projections of any model to float8 (e4m3) while it is
             loaded. "int8" rounds weights and activations of any model to 8 bits (CPU only). See
             docs/quantization.md.
@@ -76,14 +75,14 @@ class EngineConfig:
         prepare: on a GPU, compile every kernel and capture every CUDA graph before the engine is ready, so
             that no request waits for either. False: the first request that needs one waits for it.
         kernel_cache_dir: where compiled GPU kernels are kept, for this process and later ones. Default:
-            TRITON_CACHE_DIR, else the folder triton in XDG_CACHE_HOME/octavo or ~/.cache/octavo, where those
-            of a CPU are. Only you and root may have the right to write there: see docs/security.md.
-        tensor_parallel_size: processes, each with a GPU of its own (on a CPU: a share of the cores), that the
-            network is cut over. It must divide the attention heads. See docs/scaling.md.
-        expert_parallel: of a mixture of experts, each of these processes holds some experts whole, instead of
-            a part of every one; the rest of the network is cut as before.
-        all_reduce: how such processes sum on GPUs: auto takes kernels over memory that the GPUs map from each
-            other where that is faster and where they can, "nccl" always takes NCCL.
+            TRITON_CACHE_DIR, else the folder triton in XDG_CACHE_HOME/octavo or ~/.cache/octavo, which also
+            holds those of CPUs. Only you and root may have the right to write there: see docs/security.md.
+        tensor_parallel_size: number of processes that share the network, each with a GPU of its own (on a
+            CPU, a share of the cores). It must divide the attention heads. See docs/scaling.md.
+        expert_parallel: each of these processes holds some experts of a mixture whole, instead of a part of
+            every one; the rest of the network is cut as before.
+        all_reduce: how these processes sum on GPUs: auto uses kernels over memory that the GPUs map from each
+            other, where that is possible and faster; "nccl" always uses NCCL.
 
     Raises:
         ConfigError: an option is out of range; the message names it, the range and the value.

@@ -135,7 +135,8 @@ def suggest(name: str, valid: Iterable[str], likeness: float = 0.6) -> str:
     Args:
         name: what was given.
         valid: names that are known.
-        likeness: of a name that is worth a question, 0 to 1: more where names have long endings in common.
+        likeness: least likeness of a name worth suggesting, 0 to 1: more where names have long endings in
+            common.
     """
     matches = difflib.get_close_matches(name, list(valid), n=5, cutoff=likeness)
     near = next((match for match in matches if _differ_little(name, match, likeness)), None)

@@ -52,7 +52,7 @@ def no_full_collections() -> Iterator[None]:
     """
     thresholds = gc.get_threshold()
     if thresholds == _THRESHOLDS:
-        # Another call under way set them, and sets them back.
+        # Another call has set them, and will restore them.
         yield
         return
     try:
@@ -64,7 +64,7 @@ def no_full_collections() -> Iterator[None]:
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Keep Python from collecting by itself."""
+    """Keep Python's collector off."""
     was_enabled = gc.isenabled()
     try:
         gc.disable()

@@ -1,4 +1,4 @@
-"""Commands, for messages of errors, that install what is missing into the Python that runs this."""
+"""Shell commands for error messages: they install what is missing into the Python that runs this."""
 
 import json
 import shlex

@@ -5,7 +5,7 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, AnyStr, TypeVar
 
 import msgspec
 
@@ -82,9 +82,16 @@ def read_file(path: Path, max_bytes: int) -> bytes:
                 f"{path}: expected at most {max_bytes} bytes, got {status.st_size}; "
                 "fetch this file of the model again"
             )
-        return path.read_bytes().removeprefix(codecs.BOM_UTF8)
+        return without_mark(path.read_bytes())
     except OSError as error:
         raise FileFormatError(f"{path}: expected a file that can be read, got: {error}") from error
+
+
+def without_mark(content: AnyStr) -> AnyStr:
+    """Return a text without the byte order mark with which some editors begin a file."""
+    if isinstance(content, str):
+        return content.removeprefix("\ufeff")
+    return content.removeprefix(codecs.BOM_UTF8)
 
 
 def _check_depth(path: Path, found: object) -> None:

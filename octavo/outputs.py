@@ -1,4 +1,4 @@
-"""What the engine returns to users and servers: outputs, deltas, log-probabilities, metrics."""
+"""Results of the engine for users and servers: outputs, deltas, log-probabilities, metrics."""
 
 from dataclasses import dataclass, field
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Files whose content decides or runs: who could have written them, asked of the descriptor that is read.
+"""Checks, on the descriptor that is read, that nobody else could have written a trusted file.
 
 A file is the user's own if it belongs to the user or to root, and nobody else may write to it. Links to a
 file that a user hands over are followed if they are the user's own, too: anybody may make one in /tmp.
@@ -34,7 +34,7 @@ def make_own_folder(path: Path) -> None:
         OSError: it cannot be made or opened.
         ConfigError: it is a link or a file, or others own it or can change it.
     """
-    # Also where the umask would let the group write.
+    # The mode holds even where the umask would let the group write.
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     with opened_own(path, os.O_DIRECTORY):
         pass

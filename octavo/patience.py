@@ -14,7 +14,7 @@ _LOOK_S = 0.5
 
 
 class Work(NamedTuple):
-    """What a process and its descendants do.
+    """The activity of a process and its descendants.
 
     Attributes:
         seconds: how long they have worked, also those that ended and were waited for.

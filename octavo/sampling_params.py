@@ -17,19 +17,19 @@ MAX_SEED = 2**63 - 1
 # Temperatures below this are greedy, as in vLLM.
 MIN_TEMPERATURE = 1e-5
 MAX_GRAMMAR_BYTES = 64 * 2**10
-"""A JSON schema, a regex, a Lark grammar, or all choices together, may have so many."""
+"""Most bytes of a JSON schema, a regex, a Lark grammar, or all choices together."""
 MAX_SCHEMA_DEPTH = 64
 MAX_CHOICES = 1024
 DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Fields that a model's makers may recommend values for."""
 CHAT_DEFAULTS: Mapping[str, float] = MappingProxyType({"temperature": 0.6, "top_p": 0.95})
-"""What chats of one user get where neither they nor the model say anything."""
+"""Defaults of a chat with one user, where neither the user nor the model gives a value."""
 _KINDS = ("json_schema", "json_object", "regex", "choice", "grammar")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StructuredOutput:
-    """What the whole output must be. Exactly one field is set.
+    """The required form of the whole output. Exactly one field is set.
 
     Attributes:
         json_schema: JSON that is valid under this schema: a mapping, True, or JSON text, as which it is kept.

@@ -76,7 +76,7 @@ def test_all_that_is_not_run_is_shown_somewhere() -> None:
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.name)
 def test_what_is_not_run_is_spelled_right(path: Path) -> None:
-    from octavo.cli.app import app
+    from octavo.cli.command_line import app
 
     for command in ALL[path]:
         words = [word for word in shlex.split(command, comments=True) if not re.match(r"[A-Z_]+=", word)]

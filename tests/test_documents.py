@@ -109,3 +109,15 @@ def test_architecture_names_files_that_exist() -> None:
     named = named_files((ROOT / "ARCHITECTURE.md").read_text())
     assert {"gemm/portable/skinny.py", "gemm/hopper/floats/dense_gemm.py"} <= named
     assert [name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in files)] == []
+
+
+GUIDES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("path", GUIDES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_guides_can_be_read_aloud(path: Path) -> None:
+    """Lines fit a screen, tables included, and no sentence of the text begins with "Of"."""
+    text = path.read_text()
+    assert [line for line in text.splitlines() if len(line) > 140] == []
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert re.findall(r"(?:^|[.:;!?]\s|^\s*[*-] )Of [^\n]*", prose, re.MULTILINE) == []

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from octavo.router import Marks, Report
+from octavo.router.ledger import MAX_REPORTED_MARKS
 from octavo.router.marks import DIGEST_BYTES
-from octavo.router.report import MAX_REPORTED_MARKS
 
 BYTES_PER_TOKEN = 4
 
@@ -69,7 +69,7 @@ class Conversation:
         self._add(f"user {self._user} {len(self._tokens)}", self._dice.randint(20, 400))
         return Prompt(self._user, list(self._digests), list(self._tokens))
 
-    def hear(self, num_tokens: int) -> None:
+    def note_report(self, num_tokens: int) -> None:
         """Take the reply to it."""
         self._add(f"reply {self._user} {len(self._tokens)}", num_tokens)
 
@@ -142,7 +142,7 @@ class Policy:
     def note_end(self, user: int) -> None:
         """Take note that a user's answer has ended."""
 
-    def hear(self, replicas: list[ModelReplica], now: float) -> None:
+    def note_report(self, replicas: list[ModelReplica], now: float) -> None:
         """Take what the replicas report."""
 
 
@@ -222,7 +222,7 @@ class Simulation:
     ) -> None:
         replica.num_open -= 1
         self._policy.note_end(user)
-        talk.hear(num_tokens)
+        talk.note_report(num_tokens)
         talk.num_turns -= 1
         if talk.num_turns:
             pause_s = dice.expovariate(1 / self._load.think_s)
@@ -231,6 +231,6 @@ class Simulation:
             self._num_talking -= 1
 
     def _hear(self, now: float) -> None:
-        self._policy.hear(self._replicas, now)
+        self._policy.note_report(self._replicas, now)
         if self._num_talking:
             self._at(now + self._load.report_s, self._hear)

@@ -1,4 +1,4 @@
-"""What load to put on which server, checked before anything is sent."""
+"""Options of the load on a server, checked before anything is sent."""
 
 import math
 import os
@@ -33,8 +33,9 @@ class LoadOptions:
         request_rate: requests per second; infinite: none waits for its time.
         burstiness: shape of the gamma distribution of the gaps between requests: 1 for a Poisson process,
             less for bursts, more for an even pace.
-        max_concurrency: requests under way at a time; later ones wait for a place. Default: any number.
-        processes: of the client; requests take them in turns, and each has its part of max_concurrency.
+        max_concurrency: requests in flight at a time; later ones wait for a place. Default: any number.
+        processes: processes of the client; requests take them in turns, and each has its part of
+            max_concurrency.
         ignore_eos: have the server generate all output_len tokens; not every server knows it.
         temperature: sampling temperature.
         seed: of lengths, prompts and times.
@@ -84,7 +85,7 @@ class LoadOptions:
             _at_least("max_concurrency", self.max_concurrency, 1)
         most = min(self.num_prompts, self.max_concurrency or self.num_prompts)
         if not 1 <= self.processes <= most:
-            why = "at most one for each request under way"
+            why = "at most one for each request in flight"
             raise ConfigError(f"processes must be in [1, {most}], {why}, got {self.processes}")
         for name in ("input_len", "output_len"):
             lengths = getattr(self, name)
@@ -104,7 +105,7 @@ class LoadOptions:
 
     @property
     def limits_ms(self) -> dict[str, float]:
-        """What goodput asks for, by metric.
+        """The limits of goodput, by metric.
 
         Raises:
             ConfigError: a limit is not METRIC:MS.
@@ -128,7 +129,7 @@ class LoadOptions:
             ConfigError: the file cannot be read or is empty.
         """
         if self.api_key_file is None:
-            # A server may have several, of which each will do.
+            # A server may have several keys, any of which will do.
             return (self.api_key or "").split(",")[0].strip() or os.environ.get("OPENAI_API_KEY") or None
         keys = read_key_lines(Path(self.api_key_file))
         if not keys:

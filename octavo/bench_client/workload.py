@@ -1,6 +1,5 @@
 """Prompts to send, and when: the same ones for the same seed, on any machine."""
 
-import codecs
 import itertools
 import math
 from pathlib import Path
@@ -12,9 +11,10 @@ from msgspec import Struct
 
 from octavo.bench_client.options import LoadOptions
 from octavo.errors import ConfigError
+from octavo.json_file import without_mark
 
 _FIRST_ID = 100
-# Short and common: about one token each in most vocabularies.
+# Short, common words are about one token each in most vocabularies.
 _WORDS = (  # noqa: SIM905
     "time way day man world life hand part child eye woman place work week case point company number group "
     "problem fact be have do say get make go know take see come think look want give use find tell ask seem "
@@ -23,11 +23,11 @@ _WORDS = (  # noqa: SIM905
 
 
 class Prompt(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What one request asks.
+    """The prompt of one request.
 
     Attributes:
         prompt: text or token ids; None for a chat.
-        messages: of a chat; None for a completion.
+        messages: those of a chat; None for a completion.
         max_tokens: output tokens.
     """
 
@@ -37,7 +37,7 @@ class Prompt(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def make_prompts(options: LoadOptions, num: int, seed: int) -> list[Prompt]:
-    """Return prompts: of the file if there is one, else random ones.
+    """Return prompts, from the file if there is one, else random ones.
 
     Raises:
         ConfigError: the file cannot be read, or a line of it is no prompt for the endpoint.
@@ -88,7 +88,7 @@ def _length(rng: Random, lengths: tuple[int, ...]) -> int:
 
 def _read_file(path: Path, is_chat: bool) -> list[Prompt]:
     try:
-        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines()
+        lines = without_mark(path.read_bytes()).splitlines()
     except OSError as error:
         raise ConfigError(f"prompts_file {path} cannot be read: {error.strerror}") from error
     prompts = [
@@ -104,9 +104,11 @@ def _read_line(line: bytes, where: str, is_chat: bool) -> Prompt:
         prompt = msgspec.json.decode(line, type=Prompt)
     except msgspec.MsgspecError as error:
         raise ConfigError(f"prompts_file {where}: {error}") from error
-    given, wanted = ("prompt", "messages") if is_chat else ("messages", "prompt")
-    if getattr(prompt, wanted) is None or getattr(prompt, given) is not None:
-        raise ConfigError(f'prompts_file {where}: expected "{wanted}" and no "{given}" for this endpoint')
+    unexpected, expected = ("prompt", "messages") if is_chat else ("messages", "prompt")
+    if getattr(prompt, expected) is None or getattr(prompt, unexpected) is not None:
+        raise ConfigError(
+            f'prompts_file {where}: expected "{expected}" and no "{unexpected}" for this endpoint'
+        )
     if prompt.max_tokens is not None and prompt.max_tokens < 1:
         raise ConfigError(f"prompts_file {where}: max_tokens must be at least 1, got {prompt.max_tokens}")
     return prompt

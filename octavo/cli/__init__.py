@@ -14,12 +14,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: default: sys.argv[1:].
 
     Raises:
-        SystemExit: with the exit code, unless it is 0; see octavo.cli.app.
+        SystemExit: with the exit code, unless it is 0; see octavo.cli.command_line.
     """
-    # Before the slow imports; `load` ends it.
+    # This holds during the slow imports; `load` ends it.
     leave_on_interrupt()
     try:
-        from octavo.cli.app import run
+        from octavo.cli.command_line import run
 
         run(arguments)
     finally:

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from octavo.cli.settings import PREFIX
 
 _PACKAGES = (
-    *("octavo", "torch", "triton", "numpy", "tokenizers", "safetensors", "msgspec", "jinja2", "llguidance"),
-    *("prompt-toolkit", "starlette", "granian", "prometheus-client", "opentelemetry-sdk", "transformers"),
+    "octavo torch triton numpy tokenizers safetensors msgspec jinja2 llguidance prompt-toolkit starlette "
+    "granian prometheus-client opentelemetry-sdk transformers"
 )
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "XDG_CACHE_HOME")
 
 
 def run_collect_env() -> None:
-    """Print the machine, the versions and the environment; of keys, only that they are set."""
+    """Print the machine, the versions and the environment; a key shows only that it is set."""
     for name, value in (*_machine(), *_devices(), *_versions(), *_variables()):
         print(f"{name}: {value}")
 
@@ -42,7 +42,7 @@ def _devices() -> Iterator[tuple[str, str]]:
 
 
 def _versions() -> Iterator[tuple[str, str]]:
-    for package in _PACKAGES:
+    for package in _PACKAGES.split():
         try:
             yield package, importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

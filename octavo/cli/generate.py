@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from octavo.cli.loading import load
+from octavo.cli.load_model import load
 from octavo.cli.options import GenerateSampling
 from octavo.cli.streams import check_text, print_json
 from octavo.config import EngineConfig
 from octavo.errors import PromptError, SamplingParamsError
+from octavo.json_file import without_mark
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
 
@@ -54,8 +55,7 @@ def _print(output: RequestOutput) -> None:
 def _prompts_from_stdin() -> list[str]:
     if sys.stdin.isatty():
         raise PromptError("give prompts as arguments, or one per line on standard input")
-    # Some editors begin a file with a byte order mark.
-    lines = sys.stdin.read().removeprefix("\ufeff").split("\n")
+    lines = without_mark(sys.stdin.read()).split("\n")
     prompts = [line for line in lines if line.strip()]
     check_text(prompts, "standard input", sys.stdin.encoding)
     if not prompts:

@@ -7,11 +7,11 @@ from cyclopts import Group, Parameter
 
 # In the order of the help.
 _TITLES = (
-    *("Files", "Conversation", "Server", "Workload", "Prompts", "Model", "Memory and cache", "Scheduling"),
-    *("Device and kernels", "Parallelism", "Sampling", "Length and text", "Structured output", "Address"),
-    *("Security", "Limits", "Restarts", "Answers", "Logging", "Output"),
+    "Files, Conversation, Server, Workload, Prompts, Model, Memory and cache, Scheduling, Device and "
+    "kernels, Parallelism, Sampling, Length and text, Structured output, Address, Security, Limits, "
+    "Restarts, Answers, Logging, Output"
 )
-GROUPS = {title: Group(title, sort_key=index) for index, title in enumerate(_TITLES)}
+GROUPS = {title: Group(title, sort_key=index) for index, title in enumerate(_TITLES.split(", "))}
 
 ENGINE = {
     "Model": "model load_format dtype quantization max_model_len seed generation_config "

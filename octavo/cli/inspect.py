@@ -51,7 +51,7 @@ def run_inspect(model: str | None, config: EngineConfig) -> None:
             for name, value in rows:
                 table.add_row(name, value)
     finally:
-        # An error says what does not fit or cannot run; this is what it is about.
+        # The table is printed before an error, which says what does not fit or cannot run.
         Console().print(table)
 
 
@@ -71,10 +71,12 @@ def _plans(source: ModelSource, config: EngineConfig, model: ModelConfig) -> Ite
     try:
         plans = [plan_execution(config, model, rank, stored=stored) for rank in ranks]
     except OutOfMemoryError:
-        for alike, rows in _by_rank([_held(plan_weights(config, model, rank, stored)) for rank in ranks]):
+        for alike, rows in _by_rank(
+            [_without_cache(plan_weights(config, model, rank, stored)) for rank in ranks]
+        ):
             yield _names(alike, size) + rows
         raise
-    # What an engine's ranks agree on.
+    # The ranks of an engine agree on the smallest number.
     num_blocks = min(plan.num_blocks for plan in plans)
     for alike, rows in _by_rank([_memory(replace(plan, num_blocks=num_blocks)) for plan in plans]):
         several = [("sums over ranks", _sums(config, plans[0]))] if size > 1 else []
@@ -100,12 +102,13 @@ def _sums(config: EngineConfig, plan: ExecutionPlan) -> str:
 def _architecture(model: ModelConfig) -> Rows:
     windows = sorted({window for window in model.layer_windows if window is not None})
     dense = [("feed-forward size", str(model.intermediate_size))]
+    feed_forward = dense if model.experts is None else _experts(model, model.experts)
     return [
         ("architecture", model.architecture),
         ("layers", str(model.num_layers)),
         ("hidden size", str(model.hidden_size)),
         ("attention heads / kv heads x dim", f"{model.num_heads} / {model.num_kv_heads} x {model.head_dim}"),
-        *(dense if model.experts is None else _experts(model, model.experts)),
+        *feed_forward,
         ("vocabulary", str(model.vocab_size)),
         ("context", f"{model.max_position_embeddings} tokens"),
         ("sliding windows", ", ".join(map(str, windows)) or "none"),
@@ -143,7 +146,7 @@ def _by_rank(plans: list[Rows]) -> list[tuple[list[int], Rows]]:
 
 
 def _weights(plan: ExecutionPlan) -> Rows:
-    """The bytes of each part, its form, and how that is multiplied where it is quantised."""
+    """Return the bytes of each part, its form, and how that is multiplied if it is quantised."""
     rows = [(f"  {group.part}", f"{gib(group.num_bytes)}: {_form(plan, group)}") for group in plan.weights]
     if plan.dequantised:
         name = str(plan.dtype).removeprefix("torch.")
@@ -159,8 +162,8 @@ def _form(plan: ExecutionPlan, group: WeightGroup) -> str:
     return f"{group.form}; {describe(group.kind, plan.device, plan.dtype)}"
 
 
-def _held(plan: ExecutionPlan) -> Rows:
-    """What there is whatever fits beside it."""
+def _without_cache(plan: ExecutionPlan) -> Rows:
+    """Return the rows that do not depend on the size of the KV cache."""
     return [
         ("parameters", f"{plan.num_parameters / 1e6:,.1f} M"),
         ("device, dtype", f"{plan.device}, {str(plan.dtype).removeprefix('torch.')}"),
@@ -172,7 +175,7 @@ def _held(plan: ExecutionPlan) -> Rows:
 
 def _memory(plan: ExecutionPlan) -> Rows:
     return [
-        *_held(plan),
+        *_without_cache(plan),
         ("KV cache dtype", str(plan.kv_dtype).removeprefix("torch.")),
         ("KV cache per token", f"{plan.kv_bytes_per_token:,} bytes"),
         ("KV cache", f"{gib(plan.kv_bytes)}: {plan.num_blocks:,} blocks x {plan.block_size} tokens"),

@@ -1,6 +1,7 @@
 """Options that only the command line has, and the spelling of options that take more than one word."""
 
 import dataclasses
+import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from octavo.cli import groups
 from octavo.cli.groups import grouped
 from octavo.config import DType, EngineConfig
 from octavo.errors import ConfigError
+from octavo.install_hint import install_extra
 from octavo.json_file import read_file
 from octavo.sampling_params import (
     CHAT_DEFAULTS,
@@ -90,7 +92,7 @@ _FILE = Parameter(converter=read_text_file, n_tokens=1, accepts_keys=False, meta
 @grouped(groups.STRUCTURED)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StructuredOptions(StructuredOutput):
-    """What the output must be; at most one. See StructuredOutput.
+    """The required form of the output; at most one is given. See StructuredOutput.
 
     Attributes:
         json_schema: file with a JSON schema: the output is JSON that is valid under it.
@@ -123,7 +125,7 @@ class GenerateSampling(SamplingParams):
             (0, 100]. Default: the model's own, else 1.0.
     """
 
-    # None is open: the model may say something else than 1.0.
+    # None leaves it open: the model may recommend another value than 1.0.
     temperature: float | None = None  # type: ignore[assignment]
     top_p: float | None = None  # type: ignore[assignment]
     top_k: int | None = None  # type: ignore[assignment]
@@ -159,8 +161,8 @@ class GenerateSampling(SamplingParams):
         """
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(SamplingParams)}
         is_open = {name for name in DEFAULTED if fields[name] is None}
-        given = {name: value for name, value in fields.items() if name not in is_open}
-        return SamplingParams.from_dict({**self._otherwise(), **defaults, **given})
+        chosen = {name: value for name, value in fields.items() if name not in is_open}
+        return SamplingParams.from_dict({**self._otherwise(), **defaults, **chosen})
 
     def _otherwise(self) -> Mapping[str, float]:
         return {}
@@ -293,3 +295,26 @@ class ServeBenchOptions(LoadOptions):
     )
     json_file: str | None = None
     plot: str | None = None
+
+
+def check_plot(path: Path) -> None:
+    """Check that a plot can be drawn.
+
+    Raises:
+        ConfigError: matplotlib is not installed, or cannot write such a file.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError(f"plot needs matplotlib, which is not installed; run: {install_extra('plot')}")
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise ConfigError(f"plot must be a .png, .svg or .pdf file, got {str(path)!r}")
+    check_folder("plot", path)
+
+
+def check_folder(name: str, path: Path) -> None:
+    """Check that a file's folder exists.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if not path.parent.is_dir():
+        raise ConfigError(f"{name} must be in a folder that exists; there is no {str(path.parent)!r}")

@@ -12,22 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.cli.interrupts import raise_on_interrupt
-from octavo.cli.leaving import leave_at_once
-from octavo.cli.streams import say
+from octavo.cli.streams import leave_at_once, say
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, EngineDeadError, EngineError, IncompleteBatchError, OctavoError
 from octavo.install_hint import install_extra
 from octavo.progress import Report, progress_bar
-from octavo.server.address import check_address, url_of
 from octavo.server.config import ServerConfig
-from octavo.server.logs import configure_logging
-from octavo.server.restart.supervisor import READY, Child, supervise
+from octavo.server.startup import check_address, configure_logging, url_of
+from octavo.server.supervisor import READY, Child, supervise
 
 if TYPE_CHECKING:
     from octavo.server.app import Gate
     from octavo.server.batch import BatchLine, BatchRequest
     from octavo.server.loop.engine_loop import EngineLoop
-    from octavo.server.replicas.family import Role
+    from octavo.server.replicas.parent import Role
 
 _LIBRARIES = ("starlette", "granian", "prometheus_client")
 
@@ -53,9 +51,9 @@ def run_serve(model: str | None, config: EngineConfig, server: ServerConfig, *, 
 
 def _serve_replicas(config: EngineConfig, server: ServerConfig, quiet: bool) -> None:
     _require("aiohttp")
-    from octavo.server.replicas.family import raise_family
+    from octavo.server.replicas.parent import fork_replicas
 
-    role = raise_family(server, config.device, config.tensor_parallel_size)
+    role = fork_replicas(server, config.device, config.tensor_parallel_size)
     if role.replica is None:
         _serve_front(config, role)
     else:
@@ -63,7 +61,7 @@ def _serve_replicas(config: EngineConfig, server: ServerConfig, quiet: bool) -> 
 
 
 def _serve_front(config: EngineConfig, role: "Role") -> None:
-    from octavo.server.replicas.run import serve_front
+    from octavo.server.replicas.front import serve_front
 
     begun = time.monotonic()
 
@@ -80,8 +78,8 @@ def _serve(
     config: EngineConfig, server: ServerConfig, quiet: bool, child: Child, *, is_replica: bool = False
 ) -> None:
     # A parent that supervises never imports PyTorch.
-    from octavo.server.replicas.told import ToldApp
-    from octavo.server.run import serve
+    from octavo.server.replicas.reporting import ReportingApp
+    from octavo.server.serving import serve
 
     begun = time.monotonic()
     with ExitStack() as stack:
@@ -99,7 +97,7 @@ def _serve(
 
         leave_at_once()
         try:
-            app = ToldApp(gate, loop) if is_replica else gate
+            app = ReportingApp(gate, loop) if is_replica else gate
             error = asyncio.run(serve(gate, loop, server, tell, app))
         finally:
             loop.stop()
@@ -154,7 +152,7 @@ def run_batch(
     if any(isinstance(request, BatchRequest) for request in requests):
         num_failed = _answer_batch(config, requests, output_file, quiet)
     else:
-        # No model is loaded for nothing, such as for a wrong file.
+        # Without a request, as in a wrong file, no model is loaded.
         num_failed = write_lines(requests, output_file)
     print(f"octavo: {len(requests) - num_failed} of {len(requests)} requests were answered: {output_file}")
     if num_failed:

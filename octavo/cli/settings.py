@@ -46,20 +46,15 @@ _SERVICE_NAME = re.compile(
     r"\w*_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR|START|END))*|ENV_\w+)"
 )
 _SERVICE_URL = re.compile(r"\w*_PORT(_START|_END)?=(tcp|udp|sctp)://\S*|\w*_NAME=/[^/]+/[^/]+")
-# Options that the file of a working directory may not set.
-SENSITIVE = frozenset(
-    {
-        # Who reaches the server, and what they see.
-        *("host", "uds", "insecure", "allowed_hosts", "public_metrics"),
-        *("api_key", "api_key_file", "ssl_certfile", "ssl_keyfile"),
-        # Where keys, requests and their times go.
-        *("base_url", "otlp_traces_endpoint"),
-        # Files that are written.
-        *("output_file", "json_file", "plot"),
-        # Code that runs.
-        "kernel_cache_dir",
-    }
-)
+_SENSITIVE = {
+    "who reaches the server, and what they see": "host uds insecure allowed_hosts public_metrics api_key "
+    "api_key_file ssl_certfile ssl_keyfile",
+    "where keys, requests and their times go": "base_url otlp_traces_endpoint",
+    "which files are written": "output_file json_file plot",
+    "which code runs": "kernel_cache_dir",
+}
+SENSITIVE = frozenset(name for names in _SENSITIVE.values() for name in names.split())
+"""Options that the file of a working directory may not set, because of what they decide."""
 
 # ("bench", "prefix"): the command `octavo bench prefix`.
 Command = tuple[str, ...]
@@ -76,7 +71,7 @@ def add_sources(root: App, named: Path | None = None) -> None:
         named: what --config names.
     """
 
-    # Cached, as it takes a tenth of a second, and late: commands are added after this call.
+    # The result is cached, as it takes a tenth of a second, and made late, as commands are added after this.
     @cache
     def options() -> Options:
         return dict(_commands(root))
@@ -125,7 +120,7 @@ def _check_environment(
 
 
 def _is_service(variable: str) -> bool:
-    """Tell whether a variable that is no option says where a service is."""
+    """Return whether a variable that is no option says where a service is."""
     return bool(
         _SERVICE_NAME.fullmatch(variable) or _SERVICE_URL.fullmatch(f"{variable}={os.environ[variable]}")
     )

@@ -1,24 +1,27 @@
 """Makes the standard streams usable, even if they are closed, full or of a narrow encoding."""
 
+import atexit
 import errno
 import io
 import json
 import os
 import sys
+import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import TextIO
 
 from octavo.errors import PromptError
 
+_at_once = threading.Event()
+
 
 def prepare_streams(*, needs_output: bool = True) -> None:
     """Prepare the standard streams.
 
-    A closed standard input becomes empty; a closed standard error drops what it gets, and so does a closed
-    standard output of a command that does not need it. Characters that an
-    output's encoding lacks are written as escapes. Invalid bytes in the input become lone surrogates, which
-    the commands refuse.
+    A closed standard input becomes empty. A closed standard error drops its text, and so does a closed
+    standard output if the command does not need it. Characters that an output's encoding lacks are written as
+    escapes. Invalid bytes in the input become lone surrogates, which the commands refuse.
 
     Raises:
         OSError: standard output is closed, and needed.
@@ -57,7 +60,7 @@ def check_text(texts: Iterable[str], place: str, encoding: str) -> None:
 
 
 def say(line: str) -> None:
-    """Print a line that nobody has to read: where it cannot be written, all output is dropped."""
+    """Print a line that nobody has to read; if it cannot be written, all output is dropped."""
     try:
         print(line, flush=True)
     except OSError:
@@ -92,3 +95,29 @@ def print_json(line: str) -> None:
     except UnicodeEncodeError:
         line = json.dumps(json.loads(line))
     print(line)
+
+
+def leave_at_once() -> None:
+    """Let `leave` end this process without taking the interpreter apart first.
+
+    Threads of the HTTP server's library outlive the server, and abort the process if they want to call
+    Python while it is taken apart: exit code 134 instead of the command's.
+    """
+    _at_once.set()
+
+
+def leave(exit_code: int) -> None:
+    """End the command; returns if the code is 0 and nothing forbids to take the interpreter apart.
+
+    Raises:
+        SystemExit: with another code.
+    """
+    if _at_once.is_set():
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(exit_code)
+    settle_errors()
+    if exit_code:
+        sys.exit(exit_code)

@@ -8,27 +8,124 @@ from functools import partial
 from typing import Any
 
 from ray import serve
+from ray.exceptions import RayActorError
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
 
-from octavo.cli.app import app as cli
+from octavo.cli.command_line import app as cli
 from octavo.config import EngineConfig
-from octavo.errors import EngineDeadError
-from octavo.ray.front import Front
-from octavo.ray.router import REPORT, PrefixRouter
-from octavo.router import Marks
+from octavo.errors import EngineDeadError, NotReadyError
+from octavo.ray.prefix_router import REPORT, PrefixRouter
+from octavo.router import Marks, read_marks
 from octavo.router.marks import HEADER
+from octavo.server.api_errors import EVENT_END, ApiError, as_api_error, broken_stream_event
 from octavo.server.config import ServerConfig
+from octavo.server.entry.bodies import BodyReader
+from octavo.server.entry.door import Door
+from octavo.server.limits import ClientGoneError
 
+# Ray lets requests wait for a replica; /health does not wait longer than this.
+_HEALTH_ANSWER_S = 3.0
+_HEALTH_PATHS = ("/health", "/ping", "/ready")
+# A request under which so many replicas died is not tried again: it may be the cause.
+_MAX_DEATHS = 2
+
+Headers = list[tuple[bytes, bytes]]
+# The request's scope as far as it can be sent, its body, and the marks of its prompt.
+Parts = tuple[dict[str, Any], bytes, Marks]
 _REPORT_S = 1.0
 _MAX_ONGOING = 4096
-# Requests under way for each replica, at which autoscaling starts another one.
+# Requests in flight for each replica, at which autoscaling starts another one.
 _TARGET_ONGOING = 32
 # A replica that is ended loses its cache.
 _KEEP_S = 600.0
 _HEALTH_S = 5.0
 # The front ends after its replicas, whose last parts it passes on.
 _FRONT_S = 5.0
+
+
+class Front:
+    """Reads requests, and passes on what the replicas answer."""
+
+    def __init__(self, server: ServerConfig, replicas: DeploymentHandle) -> None:
+        self._isolates = server.cache_isolation == "key"
+        self._door = Door(server)
+        self._bodies = BodyReader(server)
+        self._replicas = replicas.options(stream=True, method_name="answer")
+
+    async def __call__(self, request: Request) -> Response:
+        """Answer one request."""
+        try:
+            parts = await self._read(request)
+            if request.url.path in _HEALTH_PATHS:
+                return await self._check_health(parts)
+            return await self._answer(parts)
+        except ClientGoneError:
+            return Response(status_code=499)
+        except (ApiError, NotReadyError) as error:
+            found = as_api_error(error)
+            return Response(found.body, found.status, found.headers, media_type="application/json")
+
+    async def _read(self, request: Request) -> Parts:
+        scope, path = request.scope, request.url.path
+        headers: Headers = [(name, value) for name, value in scope["headers"] if name != HEADER]
+        body = b""
+        self._door.check(scope, path, dict(scope["headers"]))
+        if request.method not in ("GET", "HEAD", "OPTIONS"):
+            body = await self._bodies.read(scope, request.receive)
+        marks = await read_marks(path, headers, body, isolates=self._isolates)
+        kept = {name: scope[name] for name in ("type", "method", "path", "query_string", "http_version")}
+        kept["client"] = scope.get("client")
+        return {**kept, "headers": headers}, body, marks
+
+    async def _check_health(self, parts: Parts) -> Response:
+        """Answer by a replica that takes requests, or say soon that there is none."""
+        try:
+            async with asyncio.timeout(_HEALTH_ANSWER_S):
+                return await self._answer(parts)
+        except (TimeoutError, ApiError):
+            raise NotReadyError("no replica answers now; try again in a few seconds") from None
+
+    async def _answer(self, parts: Parts) -> Response:
+        """Answer by the best replica; if it dies before its first part of the body, by another one.
+
+        Raises:
+            ApiError: 500, two replicas died.
+        """
+        for _ in range(_MAX_DEATHS):
+            answer = self._replicas.remote(*parts)
+            try:
+                status, listed = await anext(answer)
+                first = await anext(answer, b"")
+            except RayActorError:
+                continue
+            headers = [(name, value) for name, value in listed if name != b"content-length"]
+            response = StreamingResponse(_rest(first, answer, parts[0]["path"], headers), status)
+            response.raw_headers = headers
+            return response
+        raise ApiError(500, "two replicas died of this request", type="server_error", code="replica_died")
+
+
+async def _rest(first: bytes, answer: Any, path: str, headers: Headers) -> AsyncIterator[bytes]:
+    """Yield the body; if the replica of a stream dies, the last event says so.
+
+    Raises:
+        RayActorError: the replica died within an answer that is not a stream.
+    """
+    last = first[-2:]
+    try:
+        yield first
+        async for piece in answer:
+            last = (last + piece)[-2:]
+            yield piece
+    except RayActorError:
+        if not dict(headers).get(b"content-type", b"").startswith(b"text/event-stream"):
+            raise
+        # It may have died within an event.
+        yield (b"" if last == EVENT_END else EVENT_END) + broken_stream_event(path)
 
 
 def read_options() -> tuple[EngineConfig, ServerConfig]:
@@ -80,7 +177,7 @@ class Replica:
         from octavo.engine.engine import Engine
         from octavo.server.app import make_app as make_server
         from octavo.server.loop.engine_loop import EngineLoop
-        from octavo.server.replicas.told import ToldApp
+        from octavo.server.replicas.reporting import ReportingApp
 
         self._loop = EngineLoop(
             partial(Engine, engine),
@@ -90,7 +187,7 @@ class Replica:
         )
         # Ray starts a dead engine again, so clients are told to come back.
         server = replace(server, restart=True)
-        self._app = ToldApp(make_server(self._loop, server, engine.model), self._loop)
+        self._app = ReportingApp(make_server(self._loop, server, engine.model), self._loop)
         self._name = serve.get_replica_context().replica_id.unique_id.encode()
         self._loop.start()
         # Ray counts a replica as ready when this has returned.
@@ -106,7 +203,7 @@ class Replica:
             raise EngineDeadError(f"the engine is dead: {self._loop.error!r}")
 
     def record_routing_stats(self) -> dict[str, bytes]:
-        """Tell the routers what is cached here, and how much there is to do."""
+        """Report to the routers what is cached here, and how much there is to do."""
         return {REPORT: self._app.report().encode()}
 
     async def answer(self, scope: dict[str, Any], body: bytes, marks: Marks) -> AsyncIterator[Any]:

@@ -3,19 +3,17 @@
 | file | does |
 |---|---|
 | `marks.py` | cuts a prompt into marks: digests of ever longer prefixes |
-| `ledger.py` | in a replica: which marks its prefix cache holds now |
-| `report.py` | what a replica reports to the router |
+| `ledger.py` | in a replica: which marks its prefix cache holds now, and its report to the router |
 | `fleet.py` | in the router: the state of each replica, and the requests in flight |
-| `choice.py` | the choice itself |
+| `score.py` | the score of a replica for a request, and the choice by it |
 
 The transports are `octavo.server.replicas` (unix sockets) and `octavo.ray` (Ray Serve).
 """
 
-from octavo.router.choice import Choice, Weights, choose
 from octavo.router.fleet import Fleet, Flight, Replica, num_tokens_of
-from octavo.router.ledger import Ledger
+from octavo.router.ledger import Ledger, Report
 from octavo.router.marks import Marks, marks_of, read_marks
-from octavo.router.report import Report
+from octavo.router.score import Choice, Weights, choose
 
 __all__ = [
     "Choice",

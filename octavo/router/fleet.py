@@ -1,4 +1,4 @@
-"""What the router knows about each replica: its last report, and what was sent to it since.
+"""The router's view of each replica: its last report, and what was sent to it since.
 
 Use it from one event loop. Nothing here blocks.
 """
@@ -7,9 +7,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
-from octavo.router.choice import Choice, Weights, choose
+from octavo.router.ledger import MAX_REPORTED_MARKS, Report
 from octavo.router.marks import Marks
-from octavo.router.report import MAX_REPORTED_MARKS, Report
+from octavo.router.score import Choice, Weights, choose
 
 # A prompt that was sent counts as cached for this long. After that, only the replica's report counts.
 _TRUST_S = 10.0
@@ -35,16 +35,16 @@ class Replica:
         self.open_prefill_tokens = 0
         self._weights = weights
         self._clock = clock
-        self._heard_s = 0.0
-        self._held: Mapping[bytes, int] = {}
+        self._reported_s = 0.0
+        self._cached: Mapping[bytes, int] = {}
         # Mark -> (tokens, time when it was sent).
         self._sent: OrderedDict[bytes, tuple[int, float]] = OrderedDict()
 
     @property
     def is_ready(self) -> bool:
         """Whether it accepts requests, judging by a recent report."""
-        heard = self._clock() - self._heard_s < _SILENCE_S
-        return heard and self.report is not None and self.report.state == "ready"
+        is_recent = self._clock() - self._reported_s < _SILENCE_S
+        return is_recent and self.report is not None and self.report.state == "ready"
 
     @property
     def may_be_ready(self) -> bool:
@@ -55,9 +55,9 @@ class Replica:
     def load_tokens(self) -> float:
         """Pending prefill, plus a fixed cost for each request in flight, those of other routers included."""
         report = self.report
-        told = 0 if report is None else report.num_running + report.num_waiting
+        num_reported = 0 if report is None else report.num_running + report.num_waiting
         # The reported number includes requests from this router that have arrived.
-        num_requests = told if told > self.num_open else self.num_open
+        num_requests = max(num_reported, self.num_open)
         return self.open_prefill_tokens + self._weights.request_tokens * num_requests
 
     @property
@@ -67,27 +67,27 @@ class Replica:
 
     @property
     def num_marks(self) -> int:
-        """How many marks count as cached there."""
-        return len(self._held) + len(self._sent)
+        """Number of marks that count as cached there."""
+        return len(self._cached) + len(self._sent)
 
     def saved_tokens(self, marks: Marks) -> int:
         """Return how many tokens of a prompt its cache holds, as far as the router knows."""
         digests, tokens = marks.digests, 0
-        at = _longest(digests, self._held)
+        at = _longest(digests, self._cached)
         if at >= 0:
-            tokens = self._held[digests[at]]
+            tokens = self._cached[digests[at]]
         at = _longest(digests, self._sent)
         return tokens if at < 0 else max(tokens, self._sent[digests[at]][0])
 
-    def hear(self, report: Report | None) -> None:
+    def note_report(self, report: Report | None) -> None:
         """Store its report. None means that it is down and its cache is lost."""
-        self.report, self._heard_s = report, self._clock()
+        self.report, self._reported_s = report, self._clock()
         if report is None:
-            self._held = {}
+            self._cached = {}
             self._sent.clear()
             return
-        self._held = report.held()
-        oldest = self._heard_s - _TRUST_S
+        self._cached = report.cached_marks()
+        oldest = self._reported_s - _TRUST_S
         while self._sent and next(iter(self._sent.values()))[1] < oldest:
             self._sent.popitem(last=False)
 
@@ -147,7 +147,7 @@ class Fleet:
         """Choose a replica for a request and count the request there; None if no replica is ready.
 
         Args:
-            marks: of its prompt.
+            marks: those of its prompt.
             but: names of replicas to skip.
         """
         ready = [replica for replica in self.replicas if replica.is_ready and replica.name not in but]
@@ -166,8 +166,8 @@ class Fleet:
 def num_tokens_of(marks: Marks, replicas: Iterable[Replica]) -> int:
     """Estimate the length of a prompt from the bytes per token that replicas report."""
     reports = [replica.report for replica in replicas if replica.report is not None]
-    told = [report.bytes_per_token for report in reports if report.bytes_per_token]
-    return int(marks.num_bytes / (sum(told) / len(told) if told else _BYTES_PER_TOKEN))
+    rates = [report.bytes_per_token for report in reports if report.bytes_per_token]
+    return int(marks.num_bytes / (sum(rates) / len(rates) if rates else _BYTES_PER_TOKEN))
 
 
 def _longest(digests: Sequence[bytes], known: Container[bytes]) -> int:

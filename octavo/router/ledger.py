@@ -1,21 +1,68 @@
-"""In a replica: the block at which each mark ends, and whether that block is still cached."""
+"""In a replica: the block at which each mark ends, whether it is still cached, and the report about it."""
 
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 
-from octavo.kv.sequence_blocks import SequenceBlocks
-from octavo.router.marks import Marks
-from octavo.router.report import MAX_REPORTED_MARKS
+import msgspec
 
+from octavo.kv.sequence_blocks import SequenceBlocks
+from octavo.router.marks import DIGEST_BYTES, Marks
+
+MAX_REPORTED_MARKS = 4096
+REPORT_PATH = "/octavo/report"
+"""Returns a replica's report, but only to requests with the marks header, which clients cannot send."""
 # The sums of bytes and tokens are halved at twice this many tokens, so that old prompts count less.
 _MEMORY_TOKENS = 1 << 16
+
+
+class Report(msgspec.Struct, frozen=True, array_like=True):
+    """The state of one replica.
+
+    Attributes:
+        state: EngineLoop.state, or "stalled" while a rank is silent; only "ready" replicas get requests.
+        digests: cached marks, joined, DIGEST_BYTES each, at most MAX_REPORTED_MARKS.
+        tokens: prompt tokens up to each mark.
+        free_tokens: tokens that fit into blocks that no running request uses, cached blocks included.
+        num_running: completions that run.
+        num_waiting: completions that wait for admission.
+        num_waiting_tokens: their prompt tokens.
+        bytes_per_token: average over recent prompts; 0 before the first.
+    """
+
+    state: str
+    digests: bytes = b""
+    tokens: tuple[int, ...] = ()
+    free_tokens: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    num_waiting_tokens: int = 0
+    bytes_per_token: float = 0.0
+
+    def cached_marks(self) -> dict[bytes, int]:
+        """Return a map from each mark to its tokens."""
+        starts = range(0, len(self.digests), DIGEST_BYTES)
+        digests = (self.digests[start : start + DIGEST_BYTES] for start in starts)
+        return dict(zip(digests, self.tokens[:MAX_REPORTED_MARKS], strict=False))
+
+    def encode(self) -> bytes:
+        """Encode as MessagePack."""
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Report":
+        """Decode what `encode` wrote.
+
+        Raises:
+            msgspec.DecodeError: `data` is not a report.
+        """
+        return msgspec.msgpack.decode(data, type=cls)
 
 
 class Ledger:
     """A bounded LRU map from marks of recent prompts to the KV block at which each mark ends.
 
-    Of one prompt, the longest marks are evicted first, so the top of the prefix tree stays. A mark of token
+    The longest marks of a prompt are evicted first, so the top of the prefix tree stays. A mark of token
     ids is exact. A mark of text is placed in proportion to its bytes and rounded down to a whole block.
 
     Attributes:
@@ -40,9 +87,9 @@ class Ledger:
         """Record a prompt.
 
         Args:
-            marks: of the request.
+            marks: the request's marks.
             token_ids: the prompt after templating and tokenization.
-            salt: of the keys of its blocks.
+            salt: the salt of the keys of its blocks.
             block_size: tokens per block.
         """
         if not marks.digests or not token_ids:
@@ -60,7 +107,7 @@ class Ledger:
         while len(self._blocks) > self._max_marks:
             self._awaited.discard(self._blocks.popitem(last=False)[0])
 
-    def held(self, is_registered: Callable[[bytes], bool]) -> tuple[bytes, tuple[int, ...]]:
+    def cached_marks(self, is_registered: Callable[[bytes], bool]) -> tuple[bytes, tuple[int, ...]]:
         """Return the marks whose blocks are cached now, with their lengths in tokens.
 
         Drops the marks whose blocks were evicted. Marks of prompts that still wait for prefill stay.

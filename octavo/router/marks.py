@@ -22,6 +22,8 @@ MAX_MARKS = 512
 DIGEST_BYTES = 8
 HEADER = b"x-octavo-marks"
 """Header that carries marks from the router to a replica."""
+CLIENT_HEADER = b"x-octavo-client"
+"""Header that tells a replica a client's address. Clients cannot send it."""
 
 # Longer bodies are parsed in another thread.
 _INLINE_BYTES = 1 << 18
@@ -66,7 +68,7 @@ async def read_marks(
     """Return the marks of a request; no marks if it carries no prompt for the model.
 
     Args:
-        path, headers, body: of the request; names of headers in lower case.
+        path, headers, body: those of the request; names of headers in lower case.
         isolates: requests with different API keys never share a mark.
     """
     if not body or not path.startswith("/v1/") or path.endswith("/count_tokens"):
@@ -87,7 +89,8 @@ def marks_of(body: bytes, holder: bytes = b"") -> Marks:
     """Return the marks of the prompt in a request's body; no marks if there is none.
 
     Args:
-        body: JSON of a chat, a response, or a completion (text or token ids; of several prompts, the first).
+        body: JSON of a chat, a response, or a completion (text or token ids; only the first of several
+            prompts counts).
         holder: isolates prefixes: requests of different holders never share a mark.
     """
     try:

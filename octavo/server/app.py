@@ -10,16 +10,16 @@ from starlette.responses import Response
 from starlette.routing import Match, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from octavo.server.api import health, models, openapi, tokenize
-from octavo.server.api.anthropic.route import count_tokens, messages
+from octavo.server.api import openapi, server_info
+from octavo.server.api.anthropic.messages_route import messages
 from octavo.server.api.chat import chat_completions
 from octavo.server.api.completions import completions
-from octavo.server.api.responses.route import responses
+from octavo.server.api.responses.response_route import responses
+from octavo.server.api_errors import ApiError, as_api_error
 from octavo.server.config import ServerConfig
 from octavo.server.context import Context
-from octavo.server.entry.answer import Answer, Body
 from octavo.server.entry.door import Door
-from octavo.server.errors import ApiError, as_api_error
+from octavo.server.entry.sending import Answer, Body
 from octavo.server.limits import ClientGoneError, presence_of
 from octavo.server.live.routes import page_routes
 from octavo.server.loop.engine_loop import EngineLoop
@@ -28,22 +28,28 @@ logger = logging.getLogger("octavo.server")
 
 Endpoint = Callable[[Context, Request], Awaitable[Response]]
 
+
+async def answer(context: Context, request: Request) -> Response:
+    """Answer a body by what is read in it; see octavo.server.reading.kinds.ANSWERS."""
+    return await context.answer(request)
+
+
 ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/v1/chat/completions", chat_completions),
     ("POST", "/v1/completions", completions),
     ("POST", "/v1/responses", responses),
     ("POST", "/v1/messages", messages),
-    ("POST", "/v1/messages/count_tokens", count_tokens),
-    ("GET", "/v1/models", models.models),
-    ("GET", "/v1/models/{name:path}", models.model),
-    ("POST", "/tokenize", tokenize.tokenize),
-    ("POST", "/detokenize", tokenize.detokenize),
-    ("GET", "/health", health.health),
-    ("GET", "/ping", health.health),
-    ("GET", "/ready", health.ready),
-    ("GET", "/load", health.load),
-    ("GET", "/metrics", health.metrics),
-    ("GET", "/version", models.version),
+    ("POST", "/v1/messages/count_tokens", answer),
+    ("GET", "/v1/models", server_info.models),
+    ("GET", "/v1/models/{name:path}", server_info.model),
+    ("POST", "/tokenize", answer),
+    ("POST", "/detokenize", answer),
+    ("GET", "/health", server_info.health),
+    ("GET", "/ping", server_info.health),
+    ("GET", "/ready", server_info.ready),
+    ("GET", "/load", server_info.load),
+    ("GET", "/metrics", server_info.metrics),
+    ("GET", "/version", server_info.version),
     ("GET", "/openapi.json", openapi.document),
 )
 # How routes of other servers begin, and what to do without them.
@@ -78,10 +84,10 @@ def make_app(loop: EngineLoop, config: ServerConfig, model: str, num_restarts: i
 
 
 def _bound(endpoint: Endpoint, context: Context) -> Callable[[Request], Awaitable[Response]]:
-    async def answer(request: Request) -> Response:
+    async def respond(request: Request) -> Response:
         return await endpoint(context, request)
 
-    return answer
+    return respond
 
 
 class Gate:
@@ -160,7 +166,7 @@ class Gate:
 
     def _log(self, scope: Scope, status: int, seconds: float) -> None:
         client = (scope.get("client") or ("-",))[0]
-        # Written with escapes: a path may hold line breaks.
+        # The path is written with escapes, because it may contain line breaks.
         method, path = scope["method"], scope["path"][:200]
         fields = {"client": client, "method": method, "path": path, "status": status, "seconds": seconds}
         fields["request_id"] = scope["octavo.request_id"]

@@ -13,7 +13,6 @@ as answers come, in any order. A line that is no request is answered by an error
 """
 
 import asyncio
-import codecs
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from io import BufferedReader
@@ -25,16 +24,17 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from starlette.types import Message, Scope
 
 from octavo.errors import EngineDeadError, PromptError
+from octavo.json_file import without_mark
 from octavo.progress import Report
 from octavo.server.app import Gate
 from octavo.server.loop.engine_loop import EngineLoop
 
 # Enough to fill any engine's steps.
 _NUM_AT_ONCE = 1024
-# As OpenAI's.
+# OpenAI's limit.
 _MAX_REQUESTS = 50_000
 _MAX_LINE_BYTES = 8 << 20
-# Bytes of such a line that are read at a time to find its end.
+# Bytes that are read at a time to find the end of such a line.
 _PIECE_BYTES = 1 << 20
 
 
@@ -55,7 +55,7 @@ class BatchRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class BatchResponse(Struct, kw_only=True):
-    """What a server would have answered."""
+    """The answer that a server would have given."""
 
     status_code: int
     request_id: str
@@ -63,7 +63,7 @@ class BatchResponse(Struct, kw_only=True):
 
 
 class BatchError(Struct, kw_only=True):
-    """Why a line has no response: a code for programs, a sentence, and the line's number in the input."""
+    """The error of a line: a code for programs, a sentence, and the line's number in the input."""
 
     code: str
     message: str
@@ -88,14 +88,14 @@ class BatchLine(Struct, kw_only=True):
         return self.response is not None and self.response.status_code == 200
 
 
-class _Asked(Struct):
+class _Streaming(Struct):
     """The field of a body that a batch refuses."""
 
     stream: object = None
 
 
 def read_batch(path: Path) -> list[BatchRequest | BatchLine]:
-    """Read a batch: requests, and answers to the lines that are none. Empty lines do not count.
+    """Read a batch: requests, and answers to the lines that are no requests. Empty lines do not count.
 
     Raises:
         PromptError: there are too many lines.
@@ -105,8 +105,8 @@ def read_batch(path: Path) -> list[BatchRequest | BatchLine]:
     seen: set[str] = set()
     with path.open("rb") as file:
         for number, line in enumerate(_lines(file), 1):
-            # Some editors begin a file with a byte order mark, and files are put behind each other.
-            line = line.removeprefix(codecs.BOM_UTF8)
+            # A file may be several files, one after the other, each with a mark.
+            line = without_mark(line)
             if not line.strip():
                 continue
             if len(found) == _MAX_REQUESTS:
@@ -116,7 +116,7 @@ def read_batch(path: Path) -> list[BatchRequest | BatchLine]:
 
 
 def _lines(file: BufferedReader) -> Iterator[bytes]:
-    """Yield lines; of one that is too long, as much as tells that it is."""
+    """Yield lines; one that is too long is cut just after the limit."""
     while line := file.readline(_MAX_LINE_BYTES + 1):
         yield line
         while line and not line.endswith(b"\n"):
@@ -129,12 +129,12 @@ def _read_line(line: bytes, number: int, seen: set[str]) -> BatchRequest | Batch
         return _refused(line, number, "line_too_long", f"expected at most {_MAX_LINE_BYTES} bytes")
     try:
         request = msgspec.json.decode(line, type=BatchRequest)
-        asked = msgspec.json.decode(request.body, type=_Asked)
+        body = msgspec.json.decode(request.body, type=_Streaming)
     except msgspec.ValidationError as error:
         return _refused(line, number, "invalid_request", f"expected a request of a batch: {error}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return _refused(line, number, "invalid_json", f"expected a JSON object: {error}")
-    if asked.stream:
+    if body.stream:
         return _refused(
             line, number, "invalid_request", "the answers of a batch are not streamed; leave out stream"
         )
@@ -166,7 +166,7 @@ def _new_id() -> str:
 
 
 def write_lines(lines: Iterable[BatchRequest | BatchLine], output: Path) -> int:
-    """Write the answers to lines of which none is a request; return how many there are."""
+    """Write the answers to lines none of which is a request; return how many there are."""
     written = [msgspec.json.encode(line) + b"\n" for line in lines]
     output.write_bytes(b"".join(written))
     return len(written)

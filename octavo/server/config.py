@@ -20,7 +20,7 @@ ReasoningParser = Literal["auto", "none", "think", "harmony", "response_template
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerConfig:
-    """Where the server listens, who may call it, and how much it takes.
+    """Options of the server: where it listens, who may call it, and how much it takes.
 
     Attributes:
         host: address to bind. The default is reached from this machine only.
@@ -41,26 +41,27 @@ class ServerConfig:
         max_num_queued_reqs: completions that may wait for admission; further requests get 429.
         max_num_queued_tokens: prompt tokens that may wait for admission; likewise.
         max_body_bytes: largest request body.
-        max_body_values: most values of JSON in a body, by its commas. Prompts of more token ids need more.
+        max_body_values: most JSON values in a body, counted by its commas; longer prompts of token ids need
+            more.
         body_timeout_s: how long a client may take to send a body.
-        min_body_bytes_per_s: how fast a body must come, judged over 10 s each; 0: as slowly as it likes.
+        min_body_bytes_per_s: least speed of a body, judged over windows of 10 s; 0: no limit.
         queue_timeout_s: how long a request may wait for admission; 0: for ever.
         write_timeout_s: how long a client may leave a streamed event unread.
         sse_keep_alive_s: idle time after which a stream gets a comment; 0: never.
         shutdown_timeout: seconds that running requests get after SIGTERM; 0 aborts them.
-        tool_call_parser: how the model writes tool calls. "auto" finds it out by the model's response
+        tool_call_parser: how the model writes tool calls. "auto" detects it from the model's response
             template or chat template.
-        reasoning_parser: how the model's reasoning is marked; likewise.
-        step_deadline_s: a step that takes longer has hung: its requests fail.
+        reasoning_parser: how the model marks its reasoning; "auto" detects it likewise.
+        step_deadline_s: seconds after which a step counts as hung: its requests fail.
         replicas: number of engines behind one address, each in a process and on a GPU of its own (on
-            a CPU they share its cores); each request goes where most of its prompt is cached. One that dies
-            is started again, as often as max_restarts allows.
-        restart: start the server again, in a new process, when its engine dies. Off where something else does
-            that, such as systemd or Kubernetes.
-        max_restarts: restarts within restart_window_s; one death more, and the command fails.
-        restart_window_s: seconds after which a death counts no longer.
-        access_log: log method, path, status and duration of each request; never a body or a key. Not of
-            /health, /ping, /ready and /metrics, unless they fail.
+            a CPU they share its cores); each request goes where most of its prompt is cached. A replica that
+            dies is started again, as often as max_restarts allows.
+        restart: start the server again, in a new process, when its engine dies. Leave it off where something
+            else does that, such as systemd or Kubernetes.
+        max_restarts: most restarts within restart_window_s; after one death more the command fails.
+        restart_window_s: seconds after which a death no longer counts.
+        access_log: log method, path, status and duration of each request; never a body or a key. Requests to
+            /health, /ping, /ready and /metrics are logged only if they fail.
         log_format: "json" writes each line of the log as a JSON object.
         otlp_traces_endpoint: URL of an OpenTelemetry collector, such as http://127.0.0.1:4318/v1/traces, that
             gets a span for each request: never a prompt, never an answer. The server connects to nothing

@@ -1,4 +1,4 @@
-"""What all endpoints share: the engine, the options, a pool for slow work, counters."""
+"""State shared by all endpoints: the engine, the options, a pool for slow work, counters."""
 
 import functools
 import importlib
@@ -15,30 +15,30 @@ from octavo.engine.engine import Engine
 from octavo.engine.prompt_reader import TokenIds
 from octavo.errors import EngineDeadError, NotReadyError
 from octavo.sampling_params import SamplingParams
-from octavo.server.api.prompts import Prompts
+from octavo.server.api.prompt_tokens import Prompts
 from octavo.server.api.sampling import Defaults
 from octavo.server.api.sse import EventStream, EventWriter, time_to_look
-from octavo.server.api.types import RequestId
-from octavo.server.auth import isolated_salt
+from octavo.server.api.structs import RequestId
+from octavo.server.api_errors import ApiError
 from octavo.server.config import ServerConfig
 from octavo.server.entry.bodies import BodyReader
-from octavo.server.errors import ApiError
+from octavo.server.entry.door import isolated_salt
 from octavo.server.generation import Generation
 from octavo.server.limits import Deadlines
 from octavo.server.loop.engine_loop import EngineLoop
 from octavo.server.metrics import Metrics
 from octavo.server.parsing.formats import ModelFormats, formats_of
+from octavo.server.reading.fair_threads import FairThreads
 from octavo.server.reading.forms import Outline, ReadAnswer, ReadChat, ReadTexts, unpacked
-from octavo.server.reading.input import ChatInput, Materials, TextInput
-from octavo.server.reading.kinds import CHATS
+from octavo.server.reading.kinds import ANSWERS, CHATS
 from octavo.server.reading.processes import LONG_BYTES, ReadingProcesses
-from octavo.server.reading.turns import Turns
-from octavo.server.replicas.told import note_prompts
+from octavo.server.reading.requests import ChatInput, Materials, TextInput
+from octavo.server.replicas.reporting import note_prompts
 from octavo.server.tracing import Traces, note_generation
 
 Found = TypeVar("Found")
 
-# The version of the package that runs, which need not be installed.
+# The version of the running package, which need not be installed.
 VERSION: str = importlib.import_module("octavo").__version__
 
 # Rendering and tokenizing release the interpreter's lock.
@@ -46,7 +46,7 @@ _POOL_THREADS = 4
 
 
 class Context:
-    """What the endpoints of one server share.
+    """State shared by the endpoints of one server.
 
     Attributes:
         loop: runs the engine.
@@ -75,7 +75,7 @@ class Context:
         self._numbers = itertools.count()
         self._queue_deadlines = Deadlines(config.queue_timeout_s)
         self._looks = Deadlines(time_to_look(config.sse_keep_alive_s, config.write_timeout_s))
-        self._pool = Turns(_POOL_THREADS, "octavo-read")
+        self._pool = FairThreads(_POOL_THREADS, "octavo-read")
         self._reading = ReadingProcesses(self._outline)
 
     async def run(self, request: Request, work: Callable[..., Found], *arguments: object) -> Found:
@@ -111,7 +111,7 @@ class Context:
 
     @property
     def materials(self) -> Materials:
-        """What is needed to read prompts. Raises as `engine` does."""
+        """Everything that is needed to read prompts. Raises as `engine` does."""
         return Materials(self.model, Prompts(self.engine.prompts), self._formats, self.defaults)
 
     @property
@@ -133,7 +133,7 @@ class Context:
         )
 
     async def read_long_chat(self, request: Request, body: bytes) -> ChatInput:
-        """Read a long body that asks for a chat in another process, as far as token ids.
+        """Read a long body that asks for a chat in another process, which returns token ids.
 
         Raises:
             OctavoError, ApiError: as `engine` and ReadingProcesses.read.
@@ -142,32 +142,33 @@ class Context:
         self.loop.check_room(1)
         read = await self._reading.read(request.scope["octavo.sender"], path, body)
         assert isinstance(read, ReadChat)
-        asked = msgspec.json.decode(read.asked, type=CHATS[path][0])
-        prepared = unpacked(read.prompt), read.tools.box(materials.formats), read.held
-        return ChatInput(asked, read.chat, read.params, prepared)
+        fields = msgspec.json.decode(read.fields, type=CHATS[path][0])
+        prepared = unpacked(read.prompt), read.tools.box(materials.formats), read.constrained_params
+        return ChatInput(fields, read.chat, read.params, prepared)
 
     async def read_long_texts(self, request: Request, body: bytes) -> TextInput:
-        """Read a long body that asks for completions likewise. Raises as `read_long_chat`."""
+        """Read a long body that asks for completions in the same way. Raises as `read_long_chat`."""
         _ = self.engine
         self.loop.check_room(1)
         read = await self._reading.read(request.scope["octavo.sender"], self.path_of(request), body)
         assert isinstance(read, ReadTexts)
-        return TextInput(read.asked, read.params, [unpacked(prompt) for prompt in read.prompts])
+        return TextInput(read.fields, read.params, [unpacked(prompt) for prompt in read.prompts])
 
-    async def answer(self, request: Request, work: Callable[[Materials, bytes], bytes]) -> Response:
-        """Answer a body by what is read in it: in the pool, or if it is long in another process.
+    async def answer(self, request: Request) -> Response:
+        """Answer a body by what is read in it (ANSWERS): in the pool, or if it is long in another process.
 
         Raises:
-            OctavoError, ApiError: as `engine`, as `work`, and as BodyReader and ReadingProcesses.read.
+            OctavoError, ApiError: as `engine`, as what reads the body, and as BodyReader.read.
         """
+        path = self.path_of(request)
         body = await self.bodies.read(request.scope, request.receive)
         if len(body) > LONG_BYTES:
             _ = self.engine
-            read = await self._reading.read(request.scope["octavo.sender"], self.path_of(request), body)
+            read = await self._reading.read(request.scope["octavo.sender"], path, body)
             assert isinstance(read, ReadAnswer)
             answer = read.body
         else:
-            answer = await self.run(request, work, self.materials, body)
+            answer = await self.run(request, ANSWERS[path], self.materials, body)
         return Response(answer, media_type="application/json")
 
     def path_of(self, request: Request) -> str:
@@ -202,7 +203,7 @@ class Context:
     def _check_tokens(self, prompts: Sequence[TokenIds]) -> None:
         most = self.config.max_num_queued_tokens
         num_tokens = sum(len(prompt.listed) for prompt in prompts)
-        # A prompt alone is let into an empty queue.
+        # A single prompt of any length is let into an empty queue.
         if len(prompts) > 1 and num_tokens > most:
             raise ApiError(
                 400,
@@ -263,6 +264,6 @@ class Context:
             self.traces.close()
 
 
-def new_id(prefix: str, request: Request, given: RequestId | None) -> str:
+def new_id(prefix: str, request: Request, client_id: RequestId | None) -> str:
     """Return the id of an answer, made from the client's request id if it gave one."""
-    return f"{prefix}-{given or request.scope['octavo.request_id']}"
+    return f"{prefix}-{client_id or request.scope['octavo.request_id']}"

@@ -18,7 +18,7 @@ class ClientGoneError(Exception):
 
 
 class Deadlines:
-    """Calls what has not ended after a time that is the same for all.
+    """Calls functions after a fixed time, the same for all, unless they are cancelled before.
 
     asyncio's own timers are Python objects in a sorted heap: with hundreds of requests they are a tenth of
     what a request takes.
@@ -26,12 +26,12 @@ class Deadlines:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        # In the order in which they are due.
+        # The calls in the order in which they are due.
         self._calls: dict[int, tuple[float, Callable[[], None]]] = {}
-        # Those that the event loop is about to call.
+        # The calls that the event loop is about to make.
         self._due: dict[int, Callable[[], None]] = {}
         self._num_begun = 0
-        # Which event loop has a timer of ours.
+        # The event loop that has a timer of ours.
         self._looks_in: asyncio.AbstractEventLoop | None = None
 
     def begin(self, call: Callable[[], None]) -> int:
@@ -43,7 +43,7 @@ class Deadlines:
         return self._num_begun
 
     def end(self, number: int) -> None:
-        """Do not call any more. Idempotent."""
+        """Cancel a call. Idempotent."""
         self._calls.pop(number, None)
         self._due.pop(number, None)
 
@@ -60,7 +60,7 @@ class Deadlines:
                 return
             del self._calls[number]
             self._due[number] = call
-            # An error in it is not ours.
+            # The function's error must not end this loop.
             asyncio.get_running_loop().call_soon(self._call, number)
 
     def _call(self, number: int) -> None:
@@ -104,7 +104,7 @@ class Stop:
 
 
 class Presence:
-    """Whether a request's client is still there. Once its body was read, all that it can do is leave.
+    """Tracks whether a request's client is still there. Once its body was read, all that it can do is leave.
 
     For the task that answers the request.
     """
@@ -125,7 +125,7 @@ class Presence:
         return await self._gone.unless_set(work, ClientGoneError)
 
     def leave(self) -> None:
-        """Take the client for gone."""
+        """Treat the client as gone."""
         self._gone.set()
 
     def close(self) -> None:

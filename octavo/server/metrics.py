@@ -1,6 +1,6 @@
 """Prometheus metrics: vLLM's names, for which dashboards exist, and `octavo:` for what only Octavo has.
 
-Everything is read from the loop's snapshot when somebody scrapes; serving a token updates nothing here.
+Everything is read from the loop's snapshot at a scrape; serving a token updates nothing here.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ _MAX_TOKENS_BUCKETS = tuple(float(1 << power) for power in range(18))
 _N_BUCKETS = tuple(float(1 << power) for power in range(8))
 
 
-# By name: the field of LoopStats, and what it says.
+# Metrics by name: the field of LoopStats, and the help text.
 HISTOGRAMS = {
     "vllm:time_to_first_token_seconds": ("first_token_s", "from the request to its first token"),
     "vllm:inter_token_latency_seconds": ("inter_token_s", "between two tokens that a client got"),
@@ -129,7 +129,7 @@ class _LoopCollector(Collector):
     def _requests(self, stats: LoopStats) -> Iterator[Metric]:
         prompt, cached = stats.num_prompt_tokens, stats.num_cached_tokens
         yield self._counter("vllm:prompt_tokens", "prompt tokens of requests that ended", prompt)
-        yield self._counter("vllm:prompt_tokens_cached", "of these, found in the prefix cache", cached)
+        yield self._counter("vllm:prompt_tokens_cached", "those that were found in the prefix cache", cached)
         yield self._split(
             CounterMetricFamily,
             "vllm:prompt_tokens_by_source",

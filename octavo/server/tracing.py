@@ -1,8 +1,8 @@
-"""OpenTelemetry traces: one span for each request that generates, for --otlp-traces-endpoint alone.
+"""OpenTelemetry traces: one span for each request that generates, with --otlp-traces-endpoint only.
 
 A span has the names of the gen_ai conventions, and vLLM's for latencies: model, parameters, tokens, finish
-reasons, times. Never a prompt, an answer, a stop string or a key. Nothing of OpenTelemetry is imported, and
-nothing is sent, unless the option is given.
+reasons, times. It never has a prompt, an answer, a stop string or a key. Nothing of OpenTelemetry is
+imported, and nothing is sent, unless the option is given.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ class Trace:
         """End the span.
 
         Args:
-            status: of the answer; 499 if the client left.
-            request_id: as the client was told.
+            status: the answer's status; 499 if the client left.
+            request_id: the one that the client got.
         """
         from opentelemetry.trace import StatusCode
 

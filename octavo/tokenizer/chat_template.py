@@ -1,33 +1,57 @@
 """Renders chat messages into one prompt with the Jinja template that comes with a model."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Literal
 
 from octavo.errors import ChatTemplateError, suggest
-from octavo.tokenizer.chat.control_tokens import ControlTokens
-from octavo.tokenizer.chat.roles import Roles
-from octavo.tokenizer.chat.text import ChatText
-from octavo.tokenizer.chat.turns import rendered
+from octavo.tokenizer.control_tokens import ControlTokens
 from octavo.tokenizer.messages import check_json, checked_messages, checked_tools, encoded, encoded_text
 from octavo.tokenizer.template_process import SHARED
+from octavo.tokenizer.turns import Roles, rendered
 
 MessageControlTokens = Literal["text", "refuse", "allow"]
 
-VARIABLE_NAMES = frozenset(
-    {
-        "builtin_tools",
-        "custom_tools",
-        "date_string",
-        "documents",
-        "enable_thinking",
-        "reasoning_effort",
-        "thinking",
-        "thinking_budget",
-        "tools_in_user_message",
-    }
+_VARIABLES = (
+    "builtin_tools custom_tools date_string documents enable_thinking reasoning_effort thinking "
+    "thinking_budget tools_in_user_message"
 )
+VARIABLE_NAMES = frozenset(_VARIABLES.split())
+
+
+@dataclass(frozen=True, slots=True)
+class ChatText:
+    """The text of a prompt, which a chat template wrote.
+
+    Attributes:
+        marked: the text, with `mark` within each control token that stood in a message.
+        mark: a character that is nowhere else in the text; empty: no message has a control token.
+    """
+
+    marked: str
+    mark: str = ""
+
+    @property
+    def text(self) -> str:
+        """The text that the model reads."""
+        return "".join(self.pieces)
+
+    @property
+    def pieces(self) -> list[str]:
+        """The text, cut so that the control tokens that are left in the pieces are the template's own.
+
+        A filter may have written the mark as an escape of JSON.
+        """
+        if not self.mark:
+            return [self.marked]
+        return self.marked.replace(f"\\u{ord(self.mark):04x}", self.mark).split(self.mark)
+
+    def before(self, place: str) -> "ChatText | None":
+        """Return what comes before the last occurrence of a text; None: there is none."""
+        before, found, _ = self.marked.rpartition(place)
+        return ChatText(before, self.mark) if found else None
 
 
 class ChatTemplate:
@@ -158,7 +182,7 @@ def _inputs(
     tools: Sequence[Mapping[str, Any]] | None,
     variables: Mapping[str, object] | None,
 ) -> dict[str, Any]:
-    """Return the template's variables that come from a request. Transformers gives it these two, or none."""
+    """Return the template's variables that come from a request. Transformers passes None for missing ones."""
     return {
         "documents": None,
         **_checked_variables(variables or {}),

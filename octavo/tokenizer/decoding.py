@@ -193,7 +193,7 @@ class _ByteRun:
     """Tokens of single bytes, one after the other: text if all are valid UTF-8, or else U+FFFD for each."""
 
     def __init__(self) -> None:
-        self._held = bytearray()
+        self._pending = bytearray()
         self._is_invalid = False
         self._utf8 = codecs.getincrementaldecoder("utf-8")("strict")
 
@@ -201,25 +201,25 @@ class _ByteRun:
         """Take the next byte; return what is certain."""
         if self._is_invalid:
             return _REPLACEMENT
-        self._held += byte
+        self._pending += byte
         try:
             self._utf8.decode(byte)
         except UnicodeDecodeError:
             self._is_invalid = True
-            return self._emptied(_REPLACEMENT * len(self._held))
+            return self._emptied(_REPLACEMENT * len(self._pending))
         return ""
 
     def end(self) -> str:
         """End the run; return the text that was held back."""
         self._is_invalid = False
         self._utf8.reset()
-        if not self._held:
+        if not self._pending:
             return ""
         try:
-            return self._emptied(self._held.decode())
+            return self._emptied(self._pending.decode())
         except UnicodeDecodeError:  # a character is incomplete
-            return self._emptied(_REPLACEMENT * len(self._held))
+            return self._emptied(_REPLACEMENT * len(self._pending))
 
     def _emptied(self, text: str) -> str:
-        self._held.clear()
+        self._pending.clear()
         return text

@@ -6,14 +6,19 @@ import tokenizers
 from tokenizers import AddedToken
 
 from octavo.errors import FileFormatError, UnsupportedModelError
-from octavo.tokenizer.byte_level import BOS_NAMES, build_byte_level
-from octavo.tokenizer.gguf_fields import GGUFFields, TokenType, read_gguf_fields
-from octavo.tokenizer.sentencepiece import build_sentencepiece
-from octavo.tokenizer.vocabulary import Vocabulary, end_of_answer_ids, special_token_ids
+from octavo.tokenizer.gguf_bpe import (
+    BOS_NAMES,
+    GGUFFields,
+    TokenType,
+    build_byte_level,
+    build_sentencepiece,
+    read_gguf_fields,
+)
+from octavo.tokenizer.vocabularies import Vocabulary, end_of_answer_ids, special_token_ids
 
 TEMPLATE_KEY = "tokenizer.chat_template"
 
-# Phi-3's special tokens take the spaces and line breaks behind them along, but for these.
+# Other special tokens of Phi-3 take the white space after them along; these do not.
 _PHI3_KEEPING = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
 
@@ -22,7 +27,7 @@ def read_gguf_vocabulary(metadata: Mapping[str, object], name: str) -> Vocabular
     fields = read_gguf_fields(metadata, name)
     types = fields.token_type or [int(TokenType.NORMAL)] * len(fields.tokens)
     backend = _build(fields, types)
-    # A file does not tell; the first vocabulary of the family has it, those of Phi-4 do not.
+    # Files do not say so: the first vocabulary of the family does this, those of Phi-4 do not.
     is_phi3 = fields.model == "llama" and metadata.get("general.architecture") == "phi3"
     _add_tokens(backend, fields.tokens, types, is_phi3=is_phi3)
     templates = _chat_templates(metadata, name)

@@ -10,10 +10,10 @@ from octavo.errors import ChatTemplateError, refuse_unknown
 
 MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "thinking")
 MAX_DEPTH = 32
-# What clients' own types add to answers that they send back, and what is empty there.
+# Fields that clients' own types add to answers they send back, and fields that are empty there.
 _ADDED = frozenset({"index", "parsed", "parsed_arguments"})
 _EMPTY = ("annotations", "tool_calls")
-# Asked first, because a value may hold hundreds of thousands of them.
+# These are tested first, because a value may hold hundreds of thousands of them.
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
@@ -134,8 +134,8 @@ def _checked_part(part: object, where: str) -> str:
     if not isinstance(part, Mapping) or part.get("type") != "text":
         got = part.get("type") if isinstance(part, Mapping) else _kind(part)
         raise ChatTemplateError(f"{where}: expected a part of type 'text', got {got!r}")
-    given = [key for key, value in part.items() if value is not None]
-    refuse_unknown(ChatTemplateError, f"{where}: unknown key", given, ("type", "text"))
+    keys = [key for key, value in part.items() if value is not None]
+    refuse_unknown(ChatTemplateError, f"{where}: unknown key", keys, ("type", "text"))
     text = part.get("text")
     if not isinstance(text, str):
         raise ChatTemplateError(f"{where}.text: expected a string, got {_kind(text)}")
@@ -182,12 +182,12 @@ def _checked_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise ChatTemplateError(f"{where}.function.arguments: expected a JSON object, got {_kind(arguments)}")
     name = {"name": function["name"]} if "name" in function else {}
-    return _told(call) | {
-        "function": {**name, "arguments": arguments, **_told(function, "name", "arguments")}
+    return _present(call) | {
+        "function": {**name, "arguments": arguments, **_present(function, "name", "arguments")}
     }
 
 
-def _told(fields: Mapping[str, Any], *but: str) -> dict[str, Any]:
+def _present(fields: Mapping[str, Any], *but: str) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if value is not None and key not in (*but, *_ADDED)}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 class StopChecker:
     """Finds stop strings in text that arrives in pieces, and never releases a part of one.
 
-    The stop string that ends first wins; of several that end at the same character, the longest. So the
+    The stop string that ends first wins, and the longest of several that end at the same character. So the
     result does not depend on how the text was cut into pieces.
 
         stop "END", pieces "the E", "N", "Dup"
@@ -21,7 +21,7 @@ class StopChecker:
         assert all(stop_strings), "sampling parameters refuse empty stop strings"
         self._stop_strings = tuple(stop_strings)
         self._include_stop = include_stop
-        self._held = ""
+        self._pending = ""
         self._stopped = False
 
     def feed(self, text: str, *, may_stop: bool = True) -> tuple[str, str | None]:
@@ -29,28 +29,28 @@ class StopChecker:
 
         Args:
             text: the piece.
-            may_stop: a stop string may end in it; else it passes like other text. Wherever one begins.
+            may_stop: whether a stop string may end in it, wherever it begins; else it passes like other text.
 
         Returns:
             The text that is safe to show, and the stop string that was found or None. After a stop string,
             the rest of the text is dropped and nothing more may be fed.
         """
         assert not self._stopped, "no text follows a stop string"
-        num_held = len(self._held)
-        text = self._held + text
-        hit = self._first_hit(text, num_held) if may_stop else None
+        num_pending = len(self._pending)
+        text = self._pending + text
+        hit = self._first_hit(text, num_pending) if may_stop else None
         if hit is None:
             safe = self._safe_length(text)
-            self._held = text[safe:]
+            self._pending = text[safe:]
             return text[:safe], None
         end, stop = hit
-        self._stopped, self._held = True, ""
+        self._stopped, self._pending = True, ""
         return text[: end if self._include_stop else end - len(stop)], stop
 
     def flush(self) -> str:
         """Return the text still held back; call it when no more text follows."""
-        held, self._held = self._held, ""
-        return held
+        pending, self._pending = self._pending, ""
+        return pending
 
     def _first_hit(self, text: str, begin: int) -> tuple[int, str] | None:
         """Return the end of the stop string that ends first behind `begin`, and that string."""

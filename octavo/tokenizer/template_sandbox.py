@@ -45,10 +45,10 @@ _SAFE: Mapping[type, frozenset[str]] = {
 HARMLESS_EVENTS = frozenset(
     {"builtins.id", "code.__new__", "compile", "exec", "object.__getattr__", "sys._getframe"}
 )
-# What Jinja2 and Python import when a template needs it, and then it is too late.
+# Modules that Jinja2 and Python import when a template needs them, which is too late after `lock_up`.
 LATE_IMPORTS = (
-    *("encodings.ascii", "encodings.latin_1", "encodings.unicode_escape"),
-    *("html", "jinja2.constants", "jinja2.debug", "textwrap", "unicodedata"),
+    "encodings.ascii encodings.latin_1 encodings.unicode_escape html jinja2.constants jinja2.debug textwrap "
+    "unicodedata"
 )
 
 
@@ -70,9 +70,9 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _Generation(Extension):
-    """`{% generation %}` blocks, which mark answers for training: here they are what they hold.
+    """`{% generation %}` blocks, which mark answers for training: here only their content counts.
 
-    As in transformers they are calls, so what is set within one is unknown behind it.
+    As in transformers they are calls, so variables set within one are unknown after it.
     """
 
     tags = {"generation"}
@@ -168,10 +168,10 @@ def answer(request: bytes, template_of: Callable[[bytes], jinja2.Template]) -> d
         bound.
     """
     source, _, body = request.rpartition(b"\0")
-    asked = json.loads(body)
-    context = asked["context"]
-    if "now" in asked:
-        now = datetime.fromisoformat(asked["now"])
+    fields = json.loads(body)
+    context = fields["context"]
+    if "now" in fields:
+        now = datetime.fromisoformat(fields["now"])
         context["strftime_now"] = lambda format: now.strftime(format)
     try:
         text = template_of(source).render(context)
@@ -222,7 +222,7 @@ def run(answer_frame: Callable[[bytes], bytes], lock_up: Callable[[], None] = la
 
     Args:
         answer_frame: from a request's bytes to its reply's.
-        lock_up: what further takes rights from this process, once its files are open.
+        lock_up: takes further rights from this process, once its files are open.
     """
     cpu_seconds, memory_bytes = float(sys.argv[1]), int(sys.argv[2])
     # the parent may ignore or block the timer's signal, and this process inherits that
@@ -243,7 +243,7 @@ def lock_up() -> None:
     It can open no file and no socket, write no file and start no process. Python's own operations that reach
     out of the interpreter are refused as well, imports among them. None of this can be undone.
     """
-    for module in LATE_IMPORTS:
+    for module in LATE_IMPORTS.split():
         import_module(module)
     for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC):
         with suppress(ValueError):

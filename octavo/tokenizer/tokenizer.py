@@ -4,13 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from octavo.errors import PromptError
-from octavo.tokenizer.chat.control_tokens import ControlTokens
-from octavo.tokenizer.chat.text import ChatText
-from octavo.tokenizer.chat_template import ChatTemplate
+from octavo.tokenizer.chat_template import ChatTemplate, ChatText
+from octavo.tokenizer.control_tokens import ControlTokens
 from octavo.tokenizer.decoding import IncrementalDecoder, TokenBytes, piece_style
-from octavo.tokenizer.folder import read_folder_vocabulary
 from octavo.tokenizer.gguf_vocabulary import read_gguf_vocabulary
-from octavo.tokenizer.vocabulary import Vocabulary
+from octavo.tokenizer.vocabularies import Vocabulary, read_folder_vocabulary
 
 _NEEDS_TOOLS = "{{ raise_exception('expected tools, since this model has a template for tools alone') }}"
 

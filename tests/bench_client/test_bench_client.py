@@ -265,8 +265,8 @@ def test_several_processes_keep_the_times(server: ScriptedServer) -> None:
 
 
 def test_a_process_that_ends_early(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    from octavo.bench_client import processes
+    from octavo.bench_client import load
 
-    monkeypatch.setattr(processes.sys, "executable", "false")
+    monkeypatch.setattr(load.sys, "executable", "false")
     with pytest.raises(OctavoError, match="exit status 1"):
         figures_of(server, processes=2)

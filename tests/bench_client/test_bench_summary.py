@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo.bench_client.client import Answer
-from octavo.bench_client.events import EventReader, Usage
+from octavo.bench_client.client import Answer, EventReader, Usage
 from octavo.bench_client.load import Load
 from octavo.bench_client.options import LoadOptions
 from octavo.bench_client.summary import summarise

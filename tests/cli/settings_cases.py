@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import fields
 
-from octavo.cli.app import app
+from octavo.cli.command_line import app
 
 
 def parse(*arguments: str) -> dict[str, object]:

@@ -138,12 +138,14 @@ def test_compile_says_where_kernels_lie(capsys: pytest.CaptureFixture[str], tiny
     assert "prepares everything" in fails(capsys, "compile", tiny, "--no-prepare")
 
 
-@pytest.mark.parametrize("name", ["unsupported_reason", "compile_failure"])
+@pytest.mark.parametrize(
+    "name", ["attention.cpu.kernel.unsupported_reason", "gemm.cpu.library.compile_failure"]
+)
 def test_compile_fails_where_kernels_cannot_be_compiled(
     capsys: pytest.CaptureFixture[str], tiny: str, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """As without a compiler, or with a folder that cannot be used; engines would take PyTorch instead."""
-    monkeypatch.setattr(f"octavo.cli.compile.{name}", lambda *_: "no C compiler")
+    monkeypatch.setattr(f"octavo.{name}", lambda *_: "no C compiler")
     options = ["--load-format", "dummy", "--num-blocks", "7", "--quiet"]
     message = fails(capsys, "compile", tiny, *options, code=3)
     assert "the CPU's kernels cannot be compiled: no C compiler" in message
@@ -246,7 +248,7 @@ def test_environment_and_config_file(
 
 def test_seed_is_the_engines(tiny: str) -> None:
     """--seed belongs to the engine, which seeds every request; the sampler's own seed stays unset."""
-    from octavo.cli.app import app
+    from octavo.cli.command_line import app
 
     _, bound, *_ = app.parse_args(["generate", "a", "--seed", "5"], exit_on_error=False, print_error=False)
     assert bound.arguments["engine"].seed == 5

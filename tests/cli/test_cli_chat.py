@@ -19,8 +19,7 @@ from terminals import terminal
 from octavo import LLM
 from octavo.cli.chat.commands import Commands
 from octavo.cli.chat.conversation import Conversation
-from octavo.cli.chat.history import MAX_TEXTS, FileHistory, history_of, history_path
-from octavo.cli.chat.terminal import make_session
+from octavo.cli.chat.terminal import MAX_TEXTS, FileHistory, history_of, history_path, make_session
 from octavo.sampling_params import SamplingParams
 
 

@@ -9,7 +9,7 @@ from cyclopts import App
 from settings_cases import parse
 
 from octavo.cli import main
-from octavo.cli.app import app
+from octavo.cli.command_line import app
 from octavo.cli.settings import SENSITIVE, _leaves, take_config
 from octavo.errors import ConfigError
 

@@ -7,7 +7,7 @@ import pytest
 from cyclopts import App, Argument
 
 from octavo.cli import main
-from octavo.cli.app import app
+from octavo.cli.command_line import app
 from octavo.cli.groups import GROUPS
 
 

@@ -30,7 +30,7 @@ def check(what: str, tokens: list[list[int]]) -> None:
 check("padded", greedy(model))
 check("paged", greedy_batch(model, max_blocks_per_request=8, use_cuda_graph=False, use_async_batching=False))
 print("paged", calls["flash_attn_with_kvcache"])
-# No batch is prepared ahead: transformers then errs now and then, with its own attention, too (docs/log/other.md).
+# No batch is prepared ahead: transformers then errs now and then, with its own attention, too. See docs/log.
 check("graphs", greedy_batch(model, max_blocks_per_request=8, use_cuda_graph=True, use_async_batching=False))
 octavo.hf.attach(model)
 check("attached", greedy(model))

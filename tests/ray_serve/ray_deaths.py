@@ -13,7 +13,7 @@ from ray import serve
 from ray_program import COMPLETIONS, cluster, deploy, event, eventually, lines_of, num_running
 
 import octavo.ray.deployments as deployments
-from octavo.ray.front import Front
+from octavo.ray.deployments import Front
 
 LONG = {"max_tokens": 3000, "ignore_eos": True, "stream": True, "return_token_ids": True}
 NUM_QUICK = 400

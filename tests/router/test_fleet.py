@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from test_marks import marks
 
 from octavo.router import Fleet, Flight, Marks, Report, Weights, choose
-from octavo.router.report import MAX_REPORTED_MARKS
+from octavo.router.ledger import MAX_REPORTED_MARKS
 
 ROOMY = 1_000_000
 
@@ -26,7 +26,7 @@ def ready(*digests: bytes, tokens: tuple[int, ...] = (), **fields: object) -> Re
 def fleet_of(num: int, clock: Clock | None = None) -> Fleet:
     fleet = Fleet([str(index) for index in range(num)], Weights(), clock or Clock())
     for replica in fleet.replicas:
-        replica.hear(ready())
+        replica.note_report(ready())
     return fleet
 
 
@@ -57,15 +57,15 @@ def test_what_a_replica_holds_counts_and_what_it_lost_does_not() -> None:
     clock = Clock()
     fleet = fleet_of(3, clock)
     prompt = document(7)
-    fleet.replicas[2].hear(ready(*prompt.digests[:8], tokens=tuple(range(64, 576, 64))))
+    fleet.replicas[2].note_report(ready(*prompt.digests[:8], tokens=tuple(range(64, 576, 64))))
     flight = send(fleet, prompt)
     assert (flight.replica.name, flight.choice.saved_tokens) == ("2", 512)
     flight.end()
     # It was sent there: for a while that counts, whatever it reports.
-    fleet.replicas[2].hear(ready())
+    fleet.replicas[2].note_report(ready())
     assert fleet.replicas[2].saved_tokens(prompt) > 1000
     clock.now += 11
-    fleet.replicas[2].hear(ready())
+    fleet.replicas[2].note_report(ready())
     assert fleet.replicas[2].saved_tokens(prompt) == 0
 
 
@@ -117,11 +117,11 @@ def test_ten_thousand_prompts_leave_the_maps_bounded() -> None:
 def test_who_is_silent_down_or_draining_gets_nothing() -> None:
     clock = Clock()
     fleet = fleet_of(2, clock)
-    fleet.replicas[0].hear(Report("draining"))
+    fleet.replicas[0].note_report(Report("draining"))
     assert {send(fleet, document(number)).replica.name for number in range(5)} == {"1"}
-    fleet.replicas[1].hear(None)
+    fleet.replicas[1].note_report(None)
     assert fleet.send(document(1)) is None
-    fleet.replicas[1].hear(ready())
+    fleet.replicas[1].note_report(ready())
     assert fleet.replicas[1].saved_tokens(document(1)) == 0
     assert fleet.send(document(1), but={"1"}) is None
     clock.now += 6
@@ -130,7 +130,7 @@ def test_who_is_silent_down_or_draining_gets_nothing() -> None:
 
 def test_requests_of_other_routers_are_load() -> None:
     fleet = fleet_of(2)
-    fleet.replicas[0].hear(ready(num_running=9, num_waiting=3))
+    fleet.replicas[0].note_report(ready(num_running=9, num_waiting=3))
     assert fleet.replicas[0].load_tokens == 12 * Weights().request_tokens
     own = [send(fleet, document(number)) for number in range(3)]
     assert {flight.replica.name for flight in own[:1]} == {"1"}
@@ -138,7 +138,7 @@ def test_requests_of_other_routers_are_load() -> None:
 
 def test_a_prompt_that_does_not_fit_goes_where_it_does() -> None:
     fleet = fleet_of(2)
-    fleet.replicas[0].hear(ready(free_tokens=16))
+    fleet.replicas[0].note_report(ready(free_tokens=16))
     for number in range(3):
         flight = send(fleet, document(number))
         assert flight.replica.name == "1"

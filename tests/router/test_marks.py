@@ -104,19 +104,19 @@ def test_a_ledger_tells_what_is_in_the_tree_and_forgets_what_left_it() -> None:
     ledger.note(found, prompt, b"salt", 4)
     tree = manager.store.tree
     # The prompt waits for its prefill: its marks are not told yet, and not forgotten.
-    assert ledger.held(tree.has_digest) == (b"", ())
+    assert ledger.cached_marks(tree.has_digest) == (b"", ())
     assert len(ledger) == len(found.digests)
     sequence = manager.new_sequence(b"salt")
     manager.match_prefix(sequence, prompt, 255)
     assert manager.allocate(sequence, 256)
     manager.commit(sequence, prompt, 256)
-    digests, tokens = ledger.held(tree.has_digest)
+    digests, tokens = ledger.cached_marks(tree.has_digest)
     assert sorted(tokens) == [64, 128, 192, 256]
     # The shortest is used last, so it is forgotten last.
     assert digests[-DIGEST_BYTES:] == found.digests[0]
     manager.free(sequence)
     manager.reset()
-    assert ledger.held(manager.store.tree.has_digest) == (b"", ())
+    assert ledger.cached_marks(manager.store.tree.has_digest) == (b"", ())
     assert len(ledger) == 0
 
 
@@ -127,5 +127,5 @@ def test_ten_thousand_prompts_leave_a_ledger_bounded() -> None:
         prompt = [*shared, *[number] * 64]
         ledger.note(marks(prompt=prompt), array("i", prompt), b"", 16)
     assert len(ledger) == 500
-    digests, _ = ledger.held(lambda block: True)
+    digests, _ = ledger.cached_marks(lambda block: True)
     assert marks(prompt=shared).digests[0] in digests

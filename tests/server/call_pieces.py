@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from octavo.server.parsing.pieces import Piece
+from octavo.server.parsing.piece import Piece
 
 
 def outcome(pieces: Iterable[Piece]) -> tuple[str, list[tuple[str, str]]]:

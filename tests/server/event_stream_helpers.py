@@ -12,8 +12,8 @@ from octavo.outputs import CompletionDelta, CompletionOutput, RequestOutput
 from octavo.server.api.sse import EventStream, EventWriter
 from octavo.server.generation import Generation
 from octavo.server.loop.jobs import Job
+from octavo.server.loop.output_stream import Readers, Stream
 from octavo.server.loop.stats import Histogram
-from octavo.server.loop.stream import Readers, Stream
 
 
 class Words(EventWriter):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from octavo.engine.engine import Engine
 from octavo.outputs import CompletionDelta
 from octavo.server.loop.engine_loop import EngineLoop
-from octavo.server.loop.stream import Stream
+from octavo.server.loop.output_stream import Stream
 
 
 def pace(engine: Engine, step_s: float = 0.05) -> None:

@@ -20,7 +20,7 @@ from octavo import SamplingParams
 from octavo.engine.engine import Engine
 from octavo.server.live.routes import page_routes
 from octavo.server.loop.engine_loop import EngineLoop
-from octavo.server.loop.stream import Stream
+from octavo.server.loop.output_stream import Stream
 
 ANSWER = (
     "## Two *kinds*\n\nA **block** holds `16` tokens.\n\n- free\n- cached\n\n```python\nprint('<b>')\n```\n"

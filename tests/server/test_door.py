@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from octavo.server.api_errors import ApiError
 from octavo.server.config import ServerConfig
+from octavo.server.entry.bodies import BodyBudget, Upload, UploadBudget
 from octavo.server.entry.door import Door
-from octavo.server.entry.room import Place, Room, Shelf
-from octavo.server.errors import ApiError
-from octavo.server.replicas.told import ToldApp
+from octavo.server.replicas.reporting import ReportingApp
 
 KEYS = ("sk-0123456789abcdef", "sk-fedcba9876543210")
 
@@ -48,7 +48,7 @@ def test_a_replica_is_told_a_clients_address_by_the_front() -> None:
         seen.append(scope["client"])
 
     async def run() -> None:
-        told = ToldApp(app, None)  # type: ignore[arg-type]
+        told = ReportingApp(app, None)  # type: ignore[arg-type]
         for headers in ([(b"x-octavo-client", b"10.0.0.1")], []):
             scope = {"type": "http", "path": "/", "headers": headers, "client": ("", 0)}
             await told(scope, None, None)  # type: ignore[arg-type]
@@ -58,8 +58,8 @@ def test_a_replica_is_told_a_clients_address_by_the_front() -> None:
 
 
 def test_room_is_taken_from_who_holds_most() -> None:
-    room = Room(4096)
-    places = [Place(b"many") for _ in range(4)] + [Place(b"few")]
+    room = UploadBudget(4096)
+    places = [Upload(b"many") for _ in range(4)] + [Upload(b"few")]
     for place in places[:4]:
         room.enter(place)
         room.take(place, 1000)
@@ -73,20 +73,20 @@ def test_room_is_taken_from_who_holds_most() -> None:
     assert refused.value.status == 429
     for place in places:
         room.leave(place)
-    assert (room._num_bytes, room._places) == (0, {})
+    assert (room._num_bytes, room._uploads) == (0, {})
 
 
 def test_whole_bodies_of_one_sender_leave_room_for_others() -> None:
-    shelf, size = Shelf(10 << 20), 1 << 20
+    shelf, size = BodyBudget(10 << 20), 1 << 20
     with ExitStack() as held:
         for sender, most in ((b"a", 5), (b"b", 3), (b"c", 1)):
             for _ in range(most):
-                held.enter_context(shelf.hold(sender, size))
+                held.enter_context(shelf.reserve(sender, size))
             with pytest.raises(ApiError) as refused:
-                held.enter_context(shelf.hold(sender, size))
+                held.enter_context(shelf.reserve(sender, size))
             assert refused.value.status == 429
             # Small ones pass whatever large ones hold.
             for _ in range(1000):
-                held.enter_context(shelf.hold(sender, 64 << 10))
-        held.enter_context(shelf.hold(b"d", size))
-    assert not shelf._held
+                held.enter_context(shelf.reserve(sender, 64 << 10))
+        held.enter_context(shelf.reserve(b"d", size))
+    assert not shelf._bytes_of

@@ -7,7 +7,7 @@ import pytest
 from event_stream_helpers import Client, Prompts, answering, run, settle
 
 from octavo.errors import EngineDeadError
-from octavo.server.eager import begun
+from octavo.server.api.sse import begun
 from octavo.server.limits import ClientGoneError
 
 

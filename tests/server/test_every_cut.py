@@ -5,9 +5,8 @@ import json
 import pytest
 from test_tool_calls import ADVERSARIAL
 
-from octavo.server.parsing.answer import AnswerReader
+from octavo.server.parsing.answer import AnswerReader, ReasoningReader
 from octavo.server.parsing.call_formats import LLAMA, MISTRAL, MISTRAL_LIST, QWEN3_CODER, CallFormat, hermes
-from octavo.server.parsing.reasoning import ReasoningReader
 
 FORMATS = {
     "hermes": hermes(), "qwen3_coder": QWEN3_CODER, "llama3_json": LLAMA, "mistral": MISTRAL,

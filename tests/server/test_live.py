@@ -13,7 +13,7 @@ from starlette.types import Message
 
 from octavo import SamplingParams
 from octavo.errors import EngineDeadError
-from octavo.server.errors import ApiError
+from octavo.server.api_errors import ApiError
 from octavo.server.live import routes
 from octavo.server.live.routes import MAX_WATCHERS, MIN_INTERVAL_S, Watch, page_routes
 from octavo.server.live.snapshot import Snapshot

@@ -10,7 +10,7 @@ import pytest
 from octavo import SamplingParams
 from octavo.engine.engine import Engine
 from octavo.kv.branches import top_branches
-from octavo.server.live.readers import parts_of
+from octavo.server.live.cells import parts_of
 from octavo.server.live.snapshot import (
     MAX_BRANCHES,
     MAX_CELLS,

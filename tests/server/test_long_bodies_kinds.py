@@ -8,11 +8,11 @@ from msgspec import Struct
 
 from octavo.server import context
 from octavo.server.api import chat, completions
-from octavo.server.api.anthropic import route as messages
-from octavo.server.api.anthropic.types import MessagesRequest
-from octavo.server.api.responses import route as responses
-from octavo.server.api.responses.types import ResponsesRequest
-from octavo.server.api.types import ChatRequest, CompletionRequest
+from octavo.server.api.anthropic import messages_route as messages
+from octavo.server.api.anthropic.messages_structs import MessagesRequest
+from octavo.server.api.responses import response_route as responses
+from octavo.server.api.responses.response_structs import ResponsesRequest
+from octavo.server.api.structs import ChatRequest, CompletionRequest
 from octavo.server.reading.kinds import CHATS, READ, needed
 
 ANSWERED_BY = {
@@ -22,7 +22,7 @@ ANSWERED_BY = {
     MessagesRequest: (messages,),
 }
 # What holds a body in these files.
-BODIES = {"asked", "chat", "request"}
+BODIES = {"fields", "chat", "request"}
 
 
 def test_every_kind_of_body_is_known() -> None:

@@ -7,9 +7,9 @@ import pytest
 
 from octavo.errors import QueueFullError
 from octavo.outputs import CompletionDelta, CompletionOutput, DeltaReader, Logprob, RequestOutput
-from octavo.server.loop import waiting_room
+from octavo.server.loop import jobs
+from octavo.server.loop.jobs import WaitingRoom
 from octavo.server.loop.stats import SECONDS, Histogram
-from octavo.server.loop.waiting_room import WaitingRoom
 
 
 class Writer:
@@ -132,7 +132,7 @@ def test_quantiles_of_a_histogram_are_within_a_bucket() -> None:
 
 def test_a_full_room_says_when_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(waiting_room.time, "monotonic", lambda: now)
+    monkeypatch.setattr(jobs.time, "monotonic", lambda: now)
     room = WaitingRoom(100, 1000)
     room.enter(100)
     with pytest.raises(QueueFullError) as refused:

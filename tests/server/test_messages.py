@@ -8,11 +8,11 @@ import pytest
 
 from octavo.errors import NotReadyError
 from octavo.outputs import CompletionOutput
-from octavo.server.api.anthropic.input import chat_of
-from octavo.server.api.anthropic.output import block_events, blocks_of, ending
-from octavo.server.api.anthropic.types import MessagesRequest
-from octavo.server.api.responses.output import OutputWriter
-from octavo.server.parsing.pieces import Piece
+from octavo.server.api.anthropic.messages_input import chat_of
+from octavo.server.api.anthropic.messages_route import block_events, blocks_of, ending
+from octavo.server.api.anthropic.messages_structs import MessagesRequest
+from octavo.server.api.responses.response_items import OutputWriter
+from octavo.server.parsing.piece import Piece
 
 CLOCK: dict[str, Any] = {
     "name": "now",

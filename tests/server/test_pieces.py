@@ -12,7 +12,7 @@ from starlette.types import Message
 
 from octavo.outputs import Logprob
 from octavo.server.api.logprobs import LogprobWriter, prompt_logprobs
-from octavo.server.entry.pieces import Parts
+from octavo.server.entry.sending import Parts
 from octavo.server.limits import ClientGoneError
 
 

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.server.parsing.answer import AnswerReader, read_answer
+from octavo.server.parsing.answer import AnswerReader, ReasoningReader, read_answer
 from octavo.server.parsing.formats import hermes
-from octavo.server.parsing.reasoning import ReasoningReader
 
 THINK = ("<think>", "</think>")
 

@@ -7,7 +7,7 @@ import pytest
 from octavo import SamplingParams
 from octavo.errors import SamplingParamsError
 from octavo.server.api.sampling import chat_params, completion_params
-from octavo.server.api.types import ChatRequest, CompletionRequest
+from octavo.server.api.structs import ChatRequest, CompletionRequest
 
 
 def params(**fields: Any) -> SamplingParams:

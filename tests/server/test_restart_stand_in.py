@@ -4,7 +4,7 @@ import asyncio
 import socket
 
 from octavo.server.config import ServerConfig
-from octavo.server.restart.stand_in import StandIn, listen
+from octavo.server.supervisor import StandIn, listen
 
 HEAD, REST = b"GET /ready HTTP/1.1\r\n", b"Host: a\r\n\r\n"
 

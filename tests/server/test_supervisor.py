@@ -21,7 +21,7 @@ PROGRAM = """
 import os, signal, sys, threading
 from octavo.errors import EngineDeadError
 from octavo.server.config import ServerConfig
-from octavo.server.restart.supervisor import DYING, LISTENING, READY, supervise
+from octavo.server.supervisor import DYING, LISTENING, READY, supervise
 place, max_restarts, window_s, *lives = sys.argv[1:]
 where = {"port": int(place)} if place.isdigit() else {"uds": place}
 try:

@@ -12,8 +12,8 @@ from octavo.outputs import CompletionDelta, Logprob, RequestMetrics, RequestOutp
 from octavo.server.api import chat, completions
 from octavo.server.api.logprobs import LogprobWriter
 from octavo.server.api.sse import EventWriter
-from octavo.server.api.tools.toolbox import Toolbox
-from octavo.server.api.types import ChatRequest, CompletionRequest
+from octavo.server.api.structs import ChatRequest, CompletionRequest
+from octavo.server.api.toolbox import Toolbox
 from octavo.server.parsing.formats import ModelFormats
 
 TEXTS = ["hello", ' "text" \\ \'', "", "\x00\n</script>", "😀 नमस्ते", "text", '"content":"text"', "é"]
@@ -76,5 +76,5 @@ def test_same_bytes(monkeypatch: pytest.MonkeyPatch, module: Any, fields: dict[s
     write = chat_bytes if module is chat else completion_bytes
     fast = write(fields)
     assert fast.count(b"\n\n") >= 6
-    monkeypatch.setattr(module, "is_text_alone", lambda delta: False)
+    monkeypatch.setattr(module, "is_only_text", lambda delta: False)
     assert fast == write(fields)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from octavo.server.parsing.answer import Answer, AnswerReader, read_answer
 from octavo.server.parsing.formats import LLAMA, MISTRAL, MISTRAL_LIST, CallFormat, hermes
-from octavo.server.parsing.pieces import Piece
+from octavo.server.parsing.piece import Piece
 
 FORMATS = {"hermes": hermes(), "llama3_json": LLAMA, "mistral": MISTRAL, "mistral-list": MISTRAL_LIST}
 NAMES = frozenset({"f", "g"})

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from octavo.server.errors import ApiError
-from octavo.server.reading.turns import Turns
+from octavo.server.api_errors import ApiError
+from octavo.server.reading.fair_threads import FairThreads
 
 
 async def settle() -> None:
@@ -23,7 +23,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def test_a_senders_hundred_pieces_hold_up_nobody_elses_one() -> None:
     async def run() -> None:
-        turns, may_end = Turns(2, "test"), threading.Event()
+        turns, may_end = FairThreads(2, "test"), threading.Event()
         order: list[str] = []
 
         def work(name: str) -> str:
@@ -52,7 +52,7 @@ def test_a_senders_hundred_pieces_hold_up_nobody_elses_one() -> None:
 
 def test_senders_take_turns_whatever_each_has_sent() -> None:
     async def run() -> None:
-        turns, may_end = Turns(1, "test"), threading.Event()
+        turns, may_end = FairThreads(1, "test"), threading.Event()
         order: list[str] = []
         first = asyncio.ensure_future(turns.run(b"x", may_end.wait, 60))
         await settle()
@@ -70,7 +70,7 @@ def test_senders_take_turns_whatever_each_has_sent() -> None:
 
 def test_work_that_nobody_waits_for_keeps_its_thread_until_it_ends() -> None:
     async def run() -> None:
-        turns, may_end = Turns(2, "test"), threading.Event()
+        turns, may_end = FairThreads(2, "test"), threading.Event()
         for _ in range(50):
             # Clients that leave do not get more threads by coming again.
             task = asyncio.ensure_future(turns.run(b"a", may_end.wait, 60))
@@ -88,7 +88,7 @@ def test_work_that_nobody_waits_for_keeps_its_thread_until_it_ends() -> None:
 
 def test_a_full_room_takes_from_who_has_most() -> None:
     async def run() -> None:
-        turns, may_end = Turns(1, "test"), threading.Event()
+        turns, may_end = FairThreads(1, "test"), threading.Event()
         greedy = []
 
         async def enter(sender: bytes) -> object:
@@ -114,7 +114,7 @@ def test_a_full_room_takes_from_who_has_most() -> None:
 
 def test_an_error_is_the_callers_and_frees_the_thread() -> None:
     async def run() -> None:
-        turns = Turns(1, "test")
+        turns = FairThreads(1, "test")
         for _ in range(3):
             with pytest.raises(ValueError, match="invalid literal"):
                 await turns.run(b"a", int, "x")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from octavo.server.parsing.answer import Answer, AnswerReader, read_answer
 from octavo.server.parsing.call_formats import QWEN3_CODER, XmlFormat
-from octavo.server.parsing.pieces import Piece
-from octavo.server.parsing.xml.types import as_json
+from octavo.server.parsing.piece import Piece
+from octavo.server.parsing.xml_values import as_json
 
 SCHEMA = {
     "type": "object",

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from octavo.errors import ChatTemplateError
 from octavo.tokenizer import Tokenizer
-from octavo.tokenizer.chat.control_tokens import MARKS
+from octavo.tokenizer.control_tokens import MARKS
 
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
 TEMPLATE = (

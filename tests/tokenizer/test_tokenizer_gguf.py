@@ -21,7 +21,7 @@ from tokenizers import Tokenizer as Backend
 from octavo.errors import FileFormatError, ModelNotFoundError, UnsupportedModelError
 from octavo.models import resolve_model
 from octavo.tokenizer import Tokenizer
-from octavo.tokenizer.byte_level import _pre_tokenizer
+from octavo.tokenizer.gguf_bpe import _pre_tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "smollm2_greedy_fp32.json"
 TEXTS = sample_texts(400)

@@ -14,8 +14,7 @@ from template_scripts import SLOW, is_gone
 
 from octavo.errors import ChatTemplateError
 from octavo.tokenizer import ChatTemplate, template_process
-from octavo.tokenizer.template_process import SHARED, TemplateProcess
-from octavo.tokenizer.text_cache import TextCache
+from octavo.tokenizer.template_process import SHARED, TemplateProcess, TextCache
 
 GOOD = ChatTemplate("{{ messages[0].content }}!")
 _texts = iter(range(10**9))

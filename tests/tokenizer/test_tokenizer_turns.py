@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from octavo.errors import ChatTemplateError
-from octavo.tokenizer.chat.turns import forms_of
 from octavo.tokenizer.chat_template import ChatTemplate
 from octavo.tokenizer.messages import checked_messages
+from octavo.tokenizer.turns import forms_of
 
 USER: dict[str, Any] = {"role": "user", "content": "Hi"}
 

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from octavo.attention import AttentionMetadata, DeviceForest, ForestPlan, KVCache, paged_attention
 from octavo.attention.choice import choose_impl
-from octavo.cli.bench.plots import check_plot
 from octavo.cli.bench.rounds import MAX_TRIES, compare, timer
-from octavo.cli.options import PrefixBenchOptions
+from octavo.cli.options import PrefixBenchOptions, check_plot
 from octavo.engine.memory.rank_device import device_of
 from octavo.errors import ConfigError, OctavoError
 from octavo.parallel import TensorParallel
@@ -96,7 +95,7 @@ class Point:
         flat_us, forest_us: median microseconds of the rounds.
         speedup: median of flat / forest over the rounds; None if they differ too much for a median to mean
             anything, also when all of them were run again.
-        speedup_quartiles: of the rounds.
+        speedup_quartiles: those of the rounds.
         num_tries: how often the rounds were run.
         bytes_ratio: keys and values that flat reads, over distinct ones: the speed-up if only bytes counted.
         max_difference: largest absolute difference between both results.
@@ -132,14 +131,14 @@ def run_prefix_bench(options: PrefixBenchOptions) -> None:
 
 def _tell_noise(points: list[Point]) -> None:
     noise = sum(point.speedup is None for point in points)
-    told = (
+    warning = (
         f"the times of {noise} of {len(points)} points differ too much from round to round, "
         f"{MAX_TRIES} times over: end what else runs on this machine"
     )
     if noise == len(points):
-        raise OctavoError(told)
+        raise OctavoError(warning)
     if noise:
-        print(f"octavo: warning: {told}", file=sys.stderr)
+        print(f"octavo: warning: {warning}", file=sys.stderr)
 
 
 @torch.inference_mode()

@@ -9,7 +9,7 @@ import torch
 
 NUM_ROUNDS = 9
 MAX_TRIES = 3
-# Between the quartiles of the rounds' ratios, as a share of their median.
+# Largest distance between the quartiles of the rounds' ratios, as a share of their median.
 MAX_SPREAD = 0.25
 
 
@@ -79,7 +79,7 @@ def _replay_timer(call: Callable[[], None]) -> Callable[[], float]:
 
     def timed() -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        # While it runs, the measured one is launched.
+        # While this replay runs, the measured one is launched.
         graph.replay()
         begin.record()
         graph.replay()

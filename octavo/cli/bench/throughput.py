@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from octavo.cli.loading import load
+from octavo.cli.load_model import load
 from octavo.cli.options import BenchOptions
 from octavo.config import EngineConfig
 from octavo.llm import LLM
@@ -17,7 +17,7 @@ from octavo.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """What a run of the workload measured.
+    """Measurements of one run of the workload.
 
     Attributes:
         duration_s: from the first request's submission to the last token.
@@ -86,7 +86,7 @@ def peak_rss_mib() -> float:
 
     status = Path("/proc/self/status")
     if status.exists():
-        # Linux counts in ru_maxrss what the parent held when it started this process.
+        # On Linux, ru_maxrss includes the parent's memory when it started this process.
         peak = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
         return int(peak.split()[1]) / 1024
     unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, else KiB

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from octavo.cli.chat.commands import Commands
 from octavo.cli.chat.conversation import Conversation
-from octavo.cli.loading import load
+from octavo.cli.load_model import load
 from octavo.cli.options import ChatSampling
 from octavo.cli.streams import check_text
 from octavo.config import EngineConfig
@@ -35,7 +35,7 @@ def run_chat(
 def _talk(conversation: Conversation, history: bool) -> None:
     commands = Commands(conversation)
     if sys.stdin.isatty() and sys.stdout.isatty():
-        # Pipes need none of it.
+        # Pipes need no editing.
         from octavo.cli.chat.terminal import edited_texts
 
         texts = edited_texts(commands, history)

@@ -1,4 +1,4 @@
-"""What a line that begins with a slash does in `octavo chat`."""
+"""The commands of `octavo chat`: lines that begin with a slash."""
 
 import dataclasses
 import json
@@ -47,7 +47,7 @@ class Commands:
 
     @property
     def names(self) -> list[str]:
-        """All that a line may begin with."""
+        """All names that a line may begin with."""
         return [*self.table, *self._aliases]
 
     def obey(self, text: str) -> bool:

@@ -25,7 +25,7 @@ class Conversation:
 
     Attributes:
         llm: answers.
-        params: of the next answer.
+        params: those of the next answer.
         messages: what the model has seen: the system prompt, if there is one, then whole turns.
         unanswered: the last message, if it got no answer and is not among `messages`.
         last: the output of the last answer.

@@ -4,19 +4,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.outputs import CompletionDelta, CompletionOutput, RequestOutput
+from octavo.server.api.chat_answers import DeltaWriter, is_empty, whole_message
 from octavo.server.api.logprobs import LogprobWriter, check_logprobs, prompt_logprobs
 from octavo.server.api.sampling import Defaults
-from octavo.server.api.sse import EventWriter, Gathered, event
-from octavo.server.api.text_events import TextEvents, is_text_alone
-from octavo.server.api.tools.answers import DeltaWriter, is_empty, whole_message
-from octavo.server.api.tools.toolbox import Toolbox, read_prompt
-from octavo.server.api.types import (
+from octavo.server.api.sse import AnswerEvents, TextEvents, event, is_only_text
+from octavo.server.api.structs import (
     ChatChoice,
     ChatChunk,
     ChatCompletion,
@@ -26,18 +25,20 @@ from octavo.server.api.types import (
     Delta,
     Usage,
 )
-from octavo.server.api.usage import UsageCounter, usage_of
+from octavo.server.api.toolbox import Toolbox, read_prompt
 from octavo.server.context import Context, new_id
-from octavo.server.entry.pieces import Parts
-from octavo.server.generation import Generation
+from octavo.server.entry.sending import Parts
+from octavo.server.generation import Generation, usage_of
 from octavo.server.limits import while_present
-from octavo.server.reading.input import ChatInput, check_model, parse_chat, reading_of
 from octavo.server.reading.processes import LONG_BYTES
+from octavo.server.reading.requests import ChatInput, check_model, parse_chat, reading_of
+
+Written = TypeVar("Written")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What every part of an answer needs."""
+    """Data for every part of an answer."""
 
     id: str
     created: int
@@ -56,39 +57,31 @@ class Answer:
 async def chat_completions(context: Context, request: Request) -> Response:
     """Answer a conversation."""
     found = await read_chat(context, request, parse_chat)
-    asked, params = found.chat, found.params
-    begin = partial(begin_chat, context, request, found)
+    fields, params = found.chat, found.params
     answer = Answer(
-        new_id("chatcmpl", request, asked.request_id),
+        new_id("chatcmpl", request, fields.request_id),
         int(time.time()),
         context.model,
-        asked,
+        fields,
         LogprobWriter(
             context.loop.engine.tokenizer,
-            asked.top_logprobs or 0,
-            ids_as_tokens=bool(asked.return_tokens_as_token_ids),
+            fields.top_logprobs or 0,
+            ids_as_tokens=bool(fields.return_tokens_as_token_ids),
         ),
     )
 
-    if asked.stream:
-        generation, box = await while_present(request, begin())
+    if fields.stream:
+        generation, box = await while_present(request, begin_chat(context, request, found))
         return context.events(ChatEvents(answer, generation, box, params.n), generation)
-
-    async def whole() -> Response:
-        generation, box = await begin()
-        outputs = await generation.finish()
-        # In the pool, because the text may be long, or made to be slow to parse.
-        parts = Parts()
-        completion = await context.run(request, _completion, answer, outputs[0], box, parts)
-        return parts.response(completion, context.config.write_timeout_s)
-
-    return await while_present(request, whole())
+    parts = Parts()
+    completion = await answer_whole(context, request, found, partial(_completion, answer, parts))
+    return parts.response(completion, context.config.write_timeout_s)
 
 
 async def read_chat(
     context: Context, request: Request, parse: Callable[[bytes, Defaults], ChatInput]
 ) -> ChatInput:
-    """Read a body that asks for a chat: a long one as far as token ids, in another process.
+    """Read a body that asks for a chat; another process converts a long one to token ids.
 
     Raises:
         OctavoError, ApiError: the body is refused, or there is no room for what it asks.
@@ -98,7 +91,7 @@ async def read_chat(
         found = await while_present(request, context.read_long_chat(request, body))
     else:
         found = parse(body, context.defaults)
-        check_model(getattr(found.asked, "model", None), context.model)
+        check_model(getattr(found.fields, "model", None), context.model)
     context.check_room(found.params.n)
     return found
 
@@ -115,15 +108,34 @@ async def begin_chat(context: Context, request: Request, found: ChatInput) -> tu
         prepared = await context.run(
             request, read_prompt, materials.prompts, chat, materials.formats, reading_of(chat), found.params
         )
-    prompt, box, held = prepared
-    check_logprobs([prompt], held, context.engine.prompts.max_model_len, num_copies=1)
+    prompt, box, params = prepared
+    check_logprobs([prompt], params, context.engine.prompts.max_model_len, num_copies=1)
     salt = context.salt(request, chat.cache_salt)
-    generation = await context.generate([prompt], held, cache_salt=salt, priority=chat.priority or 0)
+    generation = await context.generate([prompt], params, cache_salt=salt, priority=chat.priority or 0)
     return generation, box
 
 
-def _completion(answer: Answer, output: RequestOutput, box: Toolbox, parts: Parts) -> ChatCompletion:
-    asked = answer.request
+async def answer_whole(
+    context: Context, request: Request, found: ChatInput, write: Callable[[RequestOutput, Toolbox], Written]
+) -> Written:
+    """Submit a chat and wait for its end; return what `write` makes of the whole answer.
+
+    Raises:
+        OctavoError, ApiError: as begin_chat and Generation.finish.
+        ClientGoneError: the client has left.
+    """
+
+    async def work() -> Written:
+        generation, box = await begin_chat(context, request, found)
+        outputs = await generation.finish()
+        # This runs in the pool, because the text may be long, or made to be slow to parse.
+        return await context.run(request, write, outputs[0], box)
+
+    return await while_present(request, work())
+
+
+def _completion(answer: Answer, parts: Parts, output: RequestOutput, box: Toolbox) -> ChatCompletion:
+    fields = answer.request
     choices = []
     for completion in output.outputs:
         message, finish_reason = whole_message(completion, box.reader(), parallel=box.parallel)
@@ -133,10 +145,10 @@ def _completion(answer: Answer, output: RequestOutput, box: Toolbox, parts: Part
             logprobs=answer.logprobs_of(completion, parts),
             finish_reason=finish_reason,
             stop_reason=completion.stop_reason,
-            token_ids=completion.token_ids if asked.return_token_ids else UNSET,
+            token_ids=completion.token_ids if fields.return_token_ids else UNSET,
         )
         choices.append(choice)
-    wants_prompt = asked.prompt_logprobs is not None and output.prompt_logprobs is not None
+    wants_prompt = fields.prompt_logprobs is not None and output.prompt_logprobs is not None
     return ChatCompletion(
         id=answer.id,
         created=answer.created,
@@ -144,25 +156,21 @@ def _completion(answer: Answer, output: RequestOutput, box: Toolbox, parts: Part
         choices=choices,
         usage=usage_of([output]),
         prompt_logprobs=parts.later(prompt_logprobs(output.prompt_logprobs or [])) if wants_prompt else UNSET,
-        prompt_token_ids=output.prompt_token_ids if asked.return_token_ids else UNSET,
+        prompt_token_ids=output.prompt_token_ids if fields.return_token_ids else UNSET,
     )
 
 
-class ChatEvents(EventWriter):
+class ChatEvents(AnswerEvents):
     """Writes a streamed answer: roles, what is new, and the usage."""
 
     def __init__(self, answer: Answer, generation: Generation, box: Toolbox, n: int) -> None:
-        asked = answer.request
-        options = asked.stream_options
+        fields = answer.request
+        super().__init__(fields, generation)
         self._answer = answer
-        self._wants_usage = bool(options and options.include_usage)
-        self._usage = UsageCounter(generation, continuous=bool(options and options.continuous_usage_stats))
-        interval = asked.stream_interval or 1
-        self._gathered = Gathered(interval) if interval > 1 else None
-        self._first_ids = generation.prompts[0].listed if asked.return_token_ids else UNSET
+        self._first_ids = generation.prompts[0].listed if fields.return_token_ids else UNSET
         self._has_role = [False] * n
         # An event with more than text is encoded as a whole.
-        self._has_more = self._usage.is_continuous or bool(asked.return_token_ids)
+        self._has_more = self._usage.is_continuous or bool(fields.return_token_ids)
         self._texts = TextEvents(
             lambda index, text: self._chunk([ChunkChoice(index=index, delta=Delta(content=text))])
         )
@@ -170,29 +178,22 @@ class ChatEvents(EventWriter):
         self._writers = [DeltaWriter(reader, parallel=box.parallel) for reader in readers]
         self._is_plain = not self._has_more and readers[0] is None
 
-    def write(self, position: int, deltas: list[CompletionDelta]) -> bytes:
-        """Return events of new deltas."""
-        if self._gathered is not None:
-            deltas = self._gathered.add(position, deltas)
-        return self._event(deltas[0]) if len(deltas) == 1 else b"".join(map(self._event, deltas))
-
-    def finish(self) -> bytes:
-        """Return the usage, if it was asked for."""
-        return self._chunk([], self._usage.final) if self._wants_usage else b""
-
-    def _event(self, delta: CompletionDelta) -> bytes:
+    def _event(self, position: int, delta: CompletionDelta) -> bytes:
         before = b"" if self._has_role[delta.index] else self._role(delta.index)
         self._usage.add(len(delta.token_ids))
-        if self._is_plain and is_text_alone(delta):
+        if self._is_plain and is_only_text(delta):
             return before + self._texts.write(delta.index, delta.text)
         shown, finish_reason = self._writers[delta.index].write(
             delta.text, delta.token_ids, delta.finish_reason
         )
-        is_content_alone = shown.content and not (shown.reasoning_content or shown.tool_calls)
-        if not self._has_more and is_text_alone(delta) and is_content_alone:
+        is_only_content = shown.content and not (shown.reasoning_content or shown.tool_calls)
+        if not self._has_more and is_only_text(delta) and is_only_content:
             return before + self._texts.write(delta.index, shown.content or "")
         choice = _choice(self._answer, delta, shown, finish_reason)
         return before if choice is None else before + self._chunk([choice], self._usage.now)
+
+    def _usage_event(self, usage: Usage) -> bytes:
+        return self._chunk([], usage)
 
     def _role(self, index: int) -> bytes:
         """Return a completion's first event; the answer's very first has the prompt's ids."""
@@ -224,8 +225,8 @@ def _choice(
     answer: Answer, delta: CompletionDelta, shown: Delta, finish_reason: str | None
 ) -> ChunkChoice | None:
     """Return what is new, or None if a client would see nothing in it."""
-    asked = answer.request
-    if is_empty(shown) and not (finish_reason or delta.logprobs or asked.return_token_ids):
+    fields = answer.request
+    if is_empty(shown) and not (finish_reason or delta.logprobs or fields.return_token_ids):
         return None
     return ChunkChoice(
         index=delta.index,
@@ -233,5 +234,5 @@ def _choice(
         logprobs=answer.logprobs_of(delta),
         finish_reason=finish_reason,
         stop_reason=delta.stop_reason if delta.finish_reason else UNSET,
-        token_ids=delta.token_ids if asked.return_token_ids else UNSET,
+        token_ids=delta.token_ids if fields.return_token_ids else UNSET,
     )

@@ -11,21 +11,20 @@ from starlette.responses import Response
 from octavo.engine.prompt_reader import TokenIds
 from octavo.outputs import CompletionDelta, CompletionOutput, RequestOutput
 from octavo.server.api.logprobs import LogprobWriter, check_logprobs, prompt_logprobs
-from octavo.server.api.sse import EventWriter, Gathered, event
-from octavo.server.api.text_events import TextEvents, is_text_alone
-from octavo.server.api.types import (
+from octavo.server.api.sse import AnswerEvents, TextEvents, event, is_only_text
+from octavo.server.api.structs import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
     CompletionRequest,
     Usage,
 )
-from octavo.server.api.usage import UsageCounter, usage_of
 from octavo.server.context import Context, new_id
-from octavo.server.entry.pieces import Parts
-from octavo.server.generation import Generation
+from octavo.server.entry.sending import Parts
+from octavo.server.generation import Generation, usage_of
 from octavo.server.limits import while_present
-from octavo.server.reading.input import (
+from octavo.server.reading.processes import LONG_BYTES
+from octavo.server.reading.requests import (
     TextInput,
     check_model,
     is_soon_read,
@@ -33,13 +32,12 @@ from octavo.server.reading.input import (
     parse_completion,
     read_texts,
 )
-from octavo.server.reading.processes import LONG_BYTES
 from octavo.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What every part of an answer needs.
+    """Data for every part of an answer.
 
     Attributes:
         echoes: the prompts' texts if they are to be repeated, else None.
@@ -64,7 +62,7 @@ async def completions(context: Context, request: Request) -> Response:
     found = await _read(context, request)
     context.check_room(num_prompts(found) * found.params.n)
     work = _generate(context, request, found)
-    if found.asked.stream:
+    if found.fields.stream:
         generation, answer = await while_present(request, work)
         return context.events(CompletionEvents(answer, generation), generation)
 
@@ -82,31 +80,31 @@ async def _read(context: Context, request: Request) -> TextInput:
     if len(body) > LONG_BYTES:
         return await while_present(request, context.read_long_texts(request, body))
     found = parse_completion(body, context.defaults)
-    check_model(found.asked.model, context.model)
+    check_model(found.fields.model, context.model)
     return found
 
 
 async def _generate(context: Context, request: Request, found: TextInput) -> tuple[Generation, Answer]:
-    asked, params, read = found.asked, found.params, found.prompts
+    fields, params, read = found.fields, found.params, found.prompts
     if read is None:
         prompts = context.materials.prompts
-        if is_soon_read(asked):
+        if is_soon_read(fields):
             read = read_texts(prompts, found)
         else:
             read = await context.run(request, read_texts, prompts, found)
     check_logprobs(read, params, context.engine.prompts.max_model_len, num_copies=params.n)
     tokenizer = context.loop.engine.tokenizer
     answer = Answer(
-        new_id("cmpl", request, asked.request_id),
+        new_id("cmpl", request, fields.request_id),
         int(time.time()),
         context.model,
-        asked,
+        fields,
         params.n,
-        LogprobWriter(tokenizer, asked.logprobs or 0, ids_as_tokens=bool(asked.return_tokens_as_token_ids)),
-        await context.run(request, _texts, tokenizer, read) if asked.echo else None,
+        LogprobWriter(tokenizer, fields.logprobs or 0, ids_as_tokens=bool(fields.return_tokens_as_token_ids)),
+        await context.run(request, _texts, tokenizer, read) if fields.echo else None,
     )
-    salt = context.salt(request, asked.cache_salt)
-    generation = await context.generate(read, params, cache_salt=salt, priority=asked.priority or 0)
+    salt = context.salt(request, fields.cache_salt)
+    generation = await context.generate(read, params, cache_salt=salt, priority=fields.priority or 0)
     return generation, answer
 
 
@@ -129,18 +127,18 @@ def _completion(answer: Answer, outputs: Sequence[RequestOutput], parts: Parts) 
 def _whole_choice(
     answer: Answer, position: int, output: RequestOutput, completion: CompletionOutput, parts: Parts
 ) -> CompletionChoice:
-    asked = answer.request
+    fields = answer.request
     text = "" if answer.only_echo else completion.text
     token_ids = [] if answer.only_echo else completion.token_ids
-    wants_prompt = asked.prompt_logprobs is not None and output.prompt_logprobs is not None
+    wants_prompt = fields.prompt_logprobs is not None and output.prompt_logprobs is not None
     return CompletionChoice(
         index=position * answer.n + completion.index,
         text=text if answer.echoes is None else answer.echoes[position] + text,
         logprobs=_whole_logprobs(answer, output, completion, parts),
         finish_reason="length" if answer.only_echo else completion.finish_reason,
         stop_reason=None if answer.only_echo else completion.stop_reason,
-        token_ids=token_ids if asked.return_token_ids else UNSET,
-        prompt_token_ids=output.prompt_token_ids if asked.return_token_ids else UNSET,
+        token_ids=token_ids if fields.return_token_ids else UNSET,
+        prompt_token_ids=output.prompt_token_ids if fields.return_token_ids else UNSET,
         prompt_logprobs=parts.later(prompt_logprobs(output.prompt_logprobs or [])) if wants_prompt else UNSET,
     )
 
@@ -161,7 +159,7 @@ def _whole_logprobs(
 
 
 class _Text:
-    """One of the texts that are streamed, and how far its stream is."""
+    """One of the texts that are streamed, and how far its stream has come."""
 
     __slots__ = ("has_begun", "offset")
 
@@ -170,17 +168,13 @@ class _Text:
         self.offset = 0
 
 
-class CompletionEvents(EventWriter):
+class CompletionEvents(AnswerEvents):
     """Writes streamed texts: what is new, and the usage."""
 
     def __init__(self, answer: Answer, generation: Generation) -> None:
-        options = answer.request.stream_options
+        super().__init__(answer.request, generation)
         self._answer = answer
         self._generation = generation
-        self._wants_usage = bool(options and options.include_usage)
-        self._usage = UsageCounter(generation, continuous=bool(options and options.continuous_usage_stats))
-        interval = answer.request.stream_interval or 1
-        self._gathered = Gathered(interval) if interval > 1 else None
         self._texts = [_Text() for _ in range(len(generation.prompts) * answer.n)]
         # An event that may have more than text, or other text, is encoded as a whole.
         self._has_more = (
@@ -191,26 +185,17 @@ class CompletionEvents(EventWriter):
         )
         self._plain = TextEvents(lambda index, text: self._chunk([CompletionChoice(index=index, text=text)]))
 
-    def write(self, position: int, deltas: list[CompletionDelta]) -> bytes:
-        """Return events of new deltas."""
-        if self._gathered is not None:
-            deltas = self._gathered.add(position, deltas)
-        if len(deltas) == 1:
-            return self._event(position, deltas[0])
-        return b"".join([self._event(position, delta) for delta in deltas])
-
-    def finish(self) -> bytes:
-        """Return the usage, if it was asked for."""
-        return self._chunk([], self._usage.final) if self._wants_usage else b""
-
     def _event(self, position: int, delta: CompletionDelta) -> bytes:
         answer = self._answer
         self._usage.add(0 if answer.only_echo else len(delta.token_ids))
         index = position * answer.n + delta.index
-        if not self._has_more and is_text_alone(delta):
+        if not self._has_more and is_only_text(delta):
             return self._plain.write(index, delta.text)
         choice = _choice(answer, self._generation, position, delta, self._texts[index])
         return b"" if choice is None else self._chunk([choice], self._usage.now)
+
+    def _usage_event(self, usage: Usage) -> bytes:
+        return self._chunk([], usage)
 
     def _chunk(self, choices: list[CompletionChoice], usage: Usage | UnsetType = UNSET) -> bytes:
         answer = self._answer
@@ -223,14 +208,14 @@ def _choice(
     answer: Answer, generation: Generation, position: int, delta: CompletionDelta, text: _Text
 ) -> CompletionChoice | None:
     """Return what is new, or None if a client would see nothing in it."""
-    asked = answer.request
+    fields = answer.request
     new = "" if answer.only_echo else delta.text
     token_ids = () if answer.only_echo else delta.token_ids
-    ids = generation.prompts[position].listed if asked.return_token_ids and not text.has_begun else UNSET
+    ids = generation.prompts[position].listed if fields.return_token_ids and not text.has_begun else UNSET
     if answer.echoes is not None and not text.has_begun:
         new = answer.echoes[position] + new
     text.has_begun = True
-    if not (new or delta.finish_reason or delta.logprobs or asked.return_token_ids):
+    if not (new or delta.finish_reason or delta.logprobs or fields.return_token_ids):
         return None
     logprobs = None
     if delta.logprobs is not None:
@@ -242,6 +227,6 @@ def _choice(
         logprobs=logprobs,
         finish_reason="length" if answer.only_echo and delta.finish_reason else delta.finish_reason,
         stop_reason=delta.stop_reason if delta.finish_reason else UNSET,
-        token_ids=token_ids if asked.return_token_ids else UNSET,
+        token_ids=token_ids if fields.return_token_ids else UNSET,
         prompt_token_ids=ids,
     )

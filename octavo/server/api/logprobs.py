@@ -5,21 +5,21 @@ from collections.abc import Iterator, Sequence
 from octavo.engine.prompt_reader import TokenIds
 from octavo.outputs import Logprob
 from octavo.sampling_params import SamplingParams
-from octavo.server.api.types import (
+from octavo.server.api.structs import (
     ChatLogprobs,
     CompletionLogprobs,
     PromptLogprob,
     TokenLogprob,
     TopLogprob,
 )
-from octavo.server.entry.pieces import Parts
-from octavo.server.errors import refused
+from octavo.server.api_errors import refused
+from octavo.server.entry.sending import Parts
 from octavo.tokenizer import Tokenizer
 
 MAX_PROMPT_LOGPROBS = 1_000_000
 """Most log-probabilities of the prompts of one request, each a quarter of a kilobyte of memory."""
 MAX_LOGPROBS = 8_000_000
-"""The same of its answers, if there are several."""
+"""The same limit for its answers, if there are several."""
 
 Entry = dict[int, Logprob]
 
@@ -68,7 +68,7 @@ class LogprobWriter:
             token_ids: the tokens.
             entries: their log-probabilities; None for the first token of a prompt.
             offset: where in the text the first of them begins, in characters.
-            parts: of a whole answer; the most likely tokens become one of them.
+            parts: the parts of a whole answer; the most likely tokens become one of them.
         """
         tops = self._tops(token_ids, entries)
         written = CompletionLogprobs([], [], [], [*tops] if parts is None else parts.later(tops))
@@ -125,7 +125,7 @@ def check_logprobs(
     """Refuse a request whose log-probabilities would take too much memory.
 
     Args:
-        prompts: of the request.
+        prompts: the request's prompts.
         params: how each is continued.
         max_model_len: most tokens of a prompt and its continuation.
         num_copies: how often the answer has those of a prompt.

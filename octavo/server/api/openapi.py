@@ -7,35 +7,42 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.server.api import health, models, tokenize, types
-from octavo.server.api.anthropic.types import (
+from octavo.server.api import server_info, structs, tokenize
+from octavo.server.api.anthropic.messages_structs import (
     CountRequest,
     Message,
     MessagesErrorBody,
     MessagesRequest,
     TokenCount,
 )
-from octavo.server.api.responses.types import ResponseObject, ResponsesRequest
+from octavo.server.api.responses.response_structs import ResponseObject, ResponsesRequest
+from octavo.server.api_errors import ErrorBody
 from octavo.server.context import VERSION, Context
-from octavo.server.errors import ErrorBody
 
 _Struct = type[msgspec.Struct]
 
 # Method, path, what it does, body, answer, whether it streams.
 _OPERATIONS: tuple[tuple[str, str, str, _Struct | None, _Struct | None, bool], ...] = (
-    ("post", "/v1/chat/completions", "Answer a conversation", types.ChatRequest, types.ChatCompletion, True),
-    ("post", "/v1/completions", "Continue prompts", types.CompletionRequest, types.Completion, True),
+    (
+        "post",
+        "/v1/chat/completions",
+        "Answer a conversation",
+        structs.ChatRequest,
+        structs.ChatCompletion,
+        True,
+    ),
+    ("post", "/v1/completions", "Continue prompts", structs.CompletionRequest, structs.Completion, True),
     ("post", "/v1/responses", "Answer an input", ResponsesRequest, ResponseObject, True),
     ("post", "/v1/messages", "Answer a conversation", MessagesRequest, Message, True),
     ("post", "/v1/messages/count_tokens", "Count the tokens", CountRequest, TokenCount, False),
-    ("get", "/v1/models", "List the model", None, models.ModelList, False),
-    ("get", "/v1/models/{name}", "Describe the model", None, models.ModelCard, False),
+    ("get", "/v1/models", "List the model", None, server_info.ModelList, False),
+    ("get", "/v1/models/{name}", "Describe the model", None, server_info.ModelCard, False),
     ("post", "/tokenize", "Turn text into token ids", tokenize.TokenizeRequest, tokenize.Tokens, False),
     ("post", "/detokenize", "Turn token ids into text", tokenize.DetokenizeRequest, tokenize.Text, False),
-    ("get", "/health", "Is the engine alive?", None, health.Health, False),
-    ("get", "/ready", "Does the server take requests?", None, health.Health, False),
-    ("get", "/load", "Tell how many requests there are", None, health.Load, False),
-    ("get", "/version", "Which version is this?", None, models.Version, False),
+    ("get", "/health", "Is the engine alive?", None, server_info.Health, False),
+    ("get", "/ready", "Does the server take requests?", None, server_info.Health, False),
+    ("get", "/load", "Tell how many requests there are", None, server_info.Load, False),
+    ("get", "/version", "Which version is this?", None, server_info.Version, False),
     ("get", "/metrics", "Metrics for Prometheus", None, None, False),
 )
 _ERRORS = ("400", "401", "403", "404", "408", "413", "415", "429", "500", "503")

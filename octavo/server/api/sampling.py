@@ -1,4 +1,4 @@
-"""From the fields of a request to SamplingParams."""
+"""Converts the fields of a request to SamplingParams."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -7,8 +7,8 @@ from types import MappingProxyType
 from typing import Any
 
 from octavo.sampling_params import MAX_LOGPROBS, SamplingParams, StructuredOutput
-from octavo.server.api.types import ChatRequest, CompletionRequest, SamplingFields
-from octavo.server.errors import refused
+from octavo.server.api.structs import ChatRequest, CompletionRequest, SamplingFields
+from octavo.server.api_errors import refused
 
 _SAME_NAME = tuple(
     name
@@ -20,7 +20,7 @@ Defaults = Mapping[str, int | float]
 """The model's values for fields that a request leaves open."""
 NEUTRAL: Defaults = MappingProxyType({})
 _values_of = attrgetter(*_SAME_NAME)
-# These may be lists and dictionaries.
+# Values of these may be lists and dictionaries.
 _UNHASHED = frozenset({"stop", "stop_token_ids", "logit_bias", "structured"})
 
 
@@ -74,13 +74,13 @@ def _options(request: SamplingFields, defaults: Defaults) -> dict[str, Any]:
     if request.stream and request.prompt_logprobs is not None:
         raise refused("prompt_logprobs", "are not streamed; ask with stream: false")
     values = zip(_SAME_NAME, _values_of(request), strict=True)
-    given = {name: value for name, value in values if value is not None}
+    chosen = {name: value for name, value in values if value is not None}
     structured = _structured(request)
-    return {**defaults, **given, **({} if structured is None else {"structured": structured})}
+    return {**defaults, **chosen, **({} if structured is None else {"structured": structured})}
 
 
 def _params(options: dict[str, Any]) -> SamplingParams:
-    """Return checked parameters. Most requests ask for the same as one before."""
+    """Return checked parameters, from a cache: most requests repeat those of an earlier one."""
     return _checked(**options) if _UNHASHED.isdisjoint(options) else SamplingParams(**options)
 
 
@@ -90,17 +90,17 @@ def _checked(**options: Any) -> SamplingParams:
 
 
 def _structured(request: SamplingFields) -> StructuredOutput | None:
-    asked, structured = request.response_format, request.structured_outputs
+    form, structured = request.response_format, request.structured_outputs
     if structured is not None:
-        if asked is not None and asked.type != "text":
+        if form is not None and form.type != "text":
             raise refused("structured_outputs", "and response_format contradict each other; give one of them")
         fields = {name: getattr(structured, name) for name in ("json_object", "regex", "choice", "grammar")}
         fields["json_schema"] = structured.json
         return StructuredOutput(**{name: value for name, value in fields.items() if value is not None})
-    if asked is None or asked.type == "text":
+    if form is None or form.type == "text":
         return None
-    if asked.type == "json_object":
+    if form.type == "json_object":
         return StructuredOutput(json_object=True)
-    if asked.json_schema is None:
+    if form.json_schema is None:
         raise refused("response_format", "needs json_schema, an object with a schema, for this type")
-    return StructuredOutput(json_schema=asked.json_schema.schema)
+    return StructuredOutput(json_schema=form.json_schema.schema)

@@ -2,18 +2,20 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Generator
 from dataclasses import replace
 from functools import partial
+from types import coroutine
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.outputs import CompletionDelta
-from octavo.server.eager import begun
-from octavo.server.errors import ApiError, as_api_error
-from octavo.server.generation import Generation
+from octavo.server.api.structs import SamplingFields, Usage
+from octavo.server.api_errors import ApiError, as_api_error
+from octavo.server.generation import Generation, UsageCounter
 from octavo.server.limits import Deadlines, presence_of
 
 _HEADERS = [
@@ -25,6 +27,8 @@ _PING = b": ping\n\n"
 _DONE = b"data: [DONE]\n\n"
 
 encode = msgspec.json.Encoder().encode
+_ANY_TEXT = "text"
+_NOTHING = object()
 
 
 def event(value: msgspec.Struct) -> bytes:
@@ -43,7 +47,7 @@ def error_event(error: ApiError) -> bytes:
 
 
 def time_to_look(keep_alive_s: float, write_timeout_s: float) -> float:
-    """Return the seconds after which a stream looks whether it is idle, or its client."""
+    """Return how often, in seconds, a stream checks whether it or its client is idle."""
     return min(limit for limit in (keep_alive_s, write_timeout_s) if limit) / 2
 
 
@@ -61,6 +65,35 @@ class EventWriter:
     def finish(self) -> bytes:
         """Return what comes after the last delta of the last prompt."""
         return b""
+
+
+class AnswerEvents(EventWriter):
+    """Writes the events of a chat or of completions: deltas, perhaps several in one, and the usage."""
+
+    def __init__(self, fields: SamplingFields, generation: Generation) -> None:
+        options = fields.stream_options
+        self._wants_usage = bool(options and options.include_usage)
+        self._usage = UsageCounter(generation, continuous=bool(options and options.continuous_usage_stats))
+        interval = fields.stream_interval or 1
+        self._gathered = Gathered(interval) if interval > 1 else None
+
+    def write(self, position: int, deltas: list[CompletionDelta]) -> bytes:
+        """Return events of new deltas."""
+        if self._gathered is not None:
+            deltas = self._gathered.add(position, deltas)
+        if len(deltas) == 1:
+            return self._event(position, deltas[0])
+        return b"".join([self._event(position, delta) for delta in deltas])
+
+    def finish(self) -> bytes:
+        """Return the usage, if it was asked for."""
+        return self._usage_event(self._usage.final) if self._wants_usage else b""
+
+    def _event(self, position: int, delta: CompletionDelta) -> bytes:
+        raise NotImplementedError
+
+    def _usage_event(self, usage: Usage) -> bytes:
+        raise NotImplementedError
 
 
 class EventStream(Response):
@@ -92,7 +125,7 @@ class EventStream(Response):
             last: sent at the end, after an error too.
             idle: a comment or an event that says nothing.
             write_error: makes an event of an error.
-            looks: of all streams with these times; None: of this one alone.
+            looks: shared by all streams with these times; None: this stream gets its own.
         """
         super().__init__()
         self._writer = writer
@@ -105,9 +138,9 @@ class EventStream(Response):
         self._sent_s = 0.0
         self._looks = looks or Deadlines(time_to_look(keep_alive_s, write_timeout_s))
         self._look_number = 0
-        # What the client has not taken yet, and the prompts that have news for it.
+        # A write that the client has not read yet, and the prompts that have had news since then.
         self._sending: asyncio.Task[None] | None = None
-        self._held: list[int] = []
+        self._pending: list[int] = []
         self._calls = [partial(self._on_news, position) for position in range(len(generation.streams))]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,7 +149,7 @@ class EventStream(Response):
         self._presence = presence_of(scope, receive)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
-            # Directly to the server: each layer between costs as much as writing an event.
+            # Events go directly to the server: each layer between costs as much as writing an event.
             self._send = scope.get("octavo.send", send)
             self._sent_s = time.monotonic()
             self._look_number = self._looks.begin(self._look)
@@ -142,9 +175,9 @@ class EventStream(Response):
                 await self._sending
 
     def _on_news(self, position: int) -> bool:
-        """Send what is new of a prompt, unless the client has to read first; False: do not call again."""
+        """Send what is new in a prompt, unless the client must read first; False ends these calls."""
         if self._sending is not None:
-            self._held.append(position)
+            self._pending.append(position)
             return False
         if self._ended.done():
             return False
@@ -177,12 +210,12 @@ class EventStream(Response):
     def _go_on(self, sent: asyncio.Task[None]) -> None:
         """Send what has come while the client read."""
         self._sending = None
-        held, self._held = self._held, []
+        pending, self._pending = self._pending, []
         if self._ended.done():
             return
         if (error := sent.exception()) is not None:
             self._ended.set_exception(error)
-        for position in held:
+        for position in pending:
             if self._on_news(position):
                 self._generation.streams[position].when_news(self._calls[position])
 
@@ -205,20 +238,20 @@ class Gathered:
     """Merges deltas of the same text until there are enough tokens for one event."""
 
     def __init__(self, interval: int) -> None:
-        """Begin with nothing held; an interval of 1 would never hold any."""
+        """Start empty; an interval of 1 would never keep a delta back."""
         self._interval = interval
-        self._held: dict[tuple[int, int], CompletionDelta] = {}
+        self._pending: dict[tuple[int, int], CompletionDelta] = {}
 
     def add(self, position: int, deltas: list[CompletionDelta]) -> list[CompletionDelta]:
         """Take the new deltas of a prompt; return those that are due."""
         due = []
         for delta in deltas:
-            held = self._held.pop((position, delta.index), None)
-            merged = delta if held is None else _joined(held, delta)
+            pending = self._pending.pop((position, delta.index), None)
+            merged = delta if pending is None else _joined(pending, delta)
             if merged.finish_reason is not None or len(merged.token_ids) >= self._interval:
                 due.append(merged)
             else:
-                self._held[position, delta.index] = merged
+                self._pending[position, delta.index] = merged
         return due
 
 
@@ -226,3 +259,51 @@ def _joined(first: CompletionDelta, second: CompletionDelta) -> CompletionDelta:
     logprobs = None if second.logprobs is None else (first.logprobs or ()) + second.logprobs
     text, token_ids = first.text + second.text, first.token_ids + second.token_ids
     return replace(second, text=text, token_ids=token_ids, logprobs=logprobs)
+
+
+class TextEvents:
+    """Writes events of one answer that differ only in their text: all around it is encoded once."""
+
+    def __init__(self, write: Callable[[int, str], bytes]) -> None:
+        """Begin with nothing encoded.
+
+        Args:
+            write: encodes an event of a choice's index and its new text, the slow way. Nothing that a client
+                chose may come after the text.
+        """
+        self._write = write
+        self._around: dict[int, tuple[bytes, bytes]] = {}
+
+    def write(self, index: int, text: str) -> bytes:
+        """Return the event of new text, byte for byte as the slow way writes it."""
+        around = self._around.get(index)
+        if around is None:
+            before, _, after = self._write(index, _ANY_TEXT).rpartition(encode(_ANY_TEXT))
+            around = self._around[index] = before, after
+        return around[0] + encode(text) + around[1]
+
+
+def is_only_text(delta: CompletionDelta) -> bool:
+    """Return whether a client sees nothing of a delta but its text."""
+    return delta.finish_reason is None and delta.logprobs is None and delta.text != ""
+
+
+def begun(work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
+    """Run work up to where it has to wait; return None if it is done, else a task that does the rest.
+
+    This is Python 3.12's eager task, with two differences: the work must not ask for its task before it
+    waits, and a task that is cancelled while it first waits closes the work instead of raising in it.
+    """
+    steps = work.__await__()
+    waits_for = next(steps, _NOTHING)
+    return None if waits_for is _NOTHING else asyncio.ensure_future(_rest(waits_for, steps))
+
+
+@coroutine
+def _rest(waits_for: Any, steps: Generator[Any, Any, None]) -> Generator[Any, Any, None]:
+    try:
+        # asyncio waits for what a coroutine yields.
+        yield waits_for
+        yield from steps
+    finally:
+        steps.close()

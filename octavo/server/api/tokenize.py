@@ -1,22 +1,16 @@
 """POST /tokenize and /detokenize."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
 from octavo.errors import PromptError
-from octavo.server.api.decode import decode
-from octavo.server.api.prompts import Prompts, Reading
-from octavo.server.api.types import MAX_MESSAGES, JsonObject, TokenId
-from octavo.server.errors import refused
-from octavo.server.reading.input import Materials, check_model
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.responses import Response
-
-    from octavo.server.context import Context
+from octavo.server.api.body import decode
+from octavo.server.api.prompt_tokens import Prompts, Reading
+from octavo.server.api.structs import MAX_MESSAGES, JsonObject, TokenId
+from octavo.server.api_errors import refused
+from octavo.server.reading.requests import Materials, check_model
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -55,28 +49,18 @@ class Text(Struct):
     prompt: str
 
 
-async def tokenize(context: "Context", request: "Request") -> "Response":
-    """Return a text's or a conversation's token ids."""
-    return await context.answer(request, tokenized)
-
-
-async def detokenize(context: "Context", request: "Request") -> "Response":
-    """Return the text of token ids."""
-    return await context.answer(request, detokenized)
-
-
 def tokenized(materials: Materials, body: bytes) -> bytes:
     """Answer a body of /tokenize. May take long.
 
     Raises:
         ApiError, ChatTemplateError, PromptError: it is malformed.
     """
-    asked = decode(body, TokenizeRequest)
-    check_model(asked.model, materials.model)
+    fields = decode(body, TokenizeRequest)
+    check_model(fields.model, materials.model)
     prompts = materials.prompts
-    token_ids = _tokenize(prompts, asked)
+    token_ids = _tokenize(prompts, fields)
     texts = None
-    if asked.return_token_strs and prompts.tokenizer is not None:
+    if fields.return_token_strs and prompts.tokenizer is not None:
         texts = [prompts.tokenizer.token_text(token_id) for token_id in token_ids]
     return msgspec.json.encode(
         Tokens(count=len(token_ids), max_model_len=prompts.max_model_len, tokens=token_ids, token_strs=texts)
@@ -89,26 +73,26 @@ def detokenized(materials: Materials, body: bytes) -> bytes:
     Raises:
         ApiError, PromptError: it is malformed, or the model has no tokenizer.
     """
-    asked = decode(body, DetokenizeRequest)
-    check_model(asked.model, materials.model)
+    fields = decode(body, DetokenizeRequest)
+    check_model(fields.model, materials.model)
     tokenizer, vocab_size = materials.prompts.tokenizer, materials.prompts.vocab_size
     if tokenizer is None:
         raise PromptError("this model has no tokenizer")
-    if max(asked.tokens, default=0) >= vocab_size:
-        raise refused("tokens", f"must be in [0, {vocab_size - 1}], got {max(asked.tokens)}")
-    text = tokenizer.decode(asked.tokens, skip_special_tokens=asked.skip_special_tokens)
+    if max(fields.tokens, default=0) >= vocab_size:
+        raise refused("tokens", f"must be in [0, {vocab_size - 1}], got {max(fields.tokens)}")
+    text = tokenizer.decode(fields.tokens, skip_special_tokens=fields.skip_special_tokens)
     return msgspec.json.encode(Text(text))
 
 
-def _tokenize(prompts: Prompts, asked: TokenizeRequest) -> list[int]:
-    if (asked.prompt is None) == (asked.messages is None):
+def _tokenize(prompts: Prompts, fields: TokenizeRequest) -> list[int]:
+    if (fields.prompt is None) == (fields.messages is None):
         raise refused("prompt", "or messages must be given, and not both")
-    if asked.prompt is not None:
-        return prompts.encode(asked.prompt, Reading(asked.add_special_tokens))
+    if fields.prompt is not None:
+        return prompts.encode(fields.prompt, Reading(fields.add_special_tokens))
     chat = prompts.render(
-        asked.messages or [],
-        add_generation_prompt=asked.add_generation_prompt,
-        continue_final_message=asked.continue_final_message,
-        variables=asked.chat_template_kwargs,
+        fields.messages or [],
+        add_generation_prompt=fields.add_generation_prompt,
+        continue_final_message=fields.continue_final_message,
+        variables=fields.chat_template_kwargs,
     )
-    return prompts.encode_chat(chat, Reading(asked.add_special_tokens))
+    return prompts.encode_chat(chat, Reading(fields.add_special_tokens))

@@ -1,1 +1,1 @@
-"""What every request passes first and last, in a server and in the front of replicas."""
+"""Code that every request passes first and last, in a server and in the front of replicas."""

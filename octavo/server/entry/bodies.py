@@ -1,22 +1,143 @@
-"""Reads the bodies of requests, with limits on one of them, on all together and on time."""
+"""Reads the bodies of requests, with limits on one of them, on all together and on time.
+
+All together have a budget of memory, which the senders of requests share.
+"""
 
 import math
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
+from octavo.server.api_errors import ApiError, too_many_bodies
 from octavo.server.config import ServerConfig
-from octavo.server.entry.room import Place, Room
-from octavo.server.errors import ApiError, too_many_bodies
 from octavo.server.limits import ClientGoneError, Deadlines, Stop
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
+# An unfinished body counts as at least the room divided by this, so connections are bounded as well.
+_MAX_BODIES = 2048
+# A body counts as active when the room divided by this has come: a byte now and then does not suffice.
+_PART = 4096
+# Bodies of this size do no harm, even one for each connection.
+_UNCOUNTED_BYTES = 64 << 10
 # Unfinished bodies together may take this many times the largest.
 _NUM_LARGE_BODIES = 32
-# Such a body comes along with its headers.
+# A body of this size comes along with its headers.
 _SMALL_BYTES = 8 << 10
-# Whether bodies come fast enough is judged over such a time.
+# Window over which the speed of a body is judged, in seconds.
 _WINDOW_S = 10.0
+
+
+class Upload:
+    """The memory that one body takes.
+
+    Attributes:
+        sender: who sends it.
+        lost: set when it has to give way.
+        num_bytes: what counts for it.
+        heard_s: when a sizeable part of it last came.
+    """
+
+    __slots__ = ("_at_part", "heard_s", "lost", "num_bytes", "sender")
+
+    def __init__(self, sender: bytes) -> None:
+        self.sender = sender
+        self.lost = Stop()
+        self.num_bytes = self._at_part = 0
+        self.heard_s = time.monotonic()
+
+    def grow(self, num_bytes: int, part: int) -> None:
+        """Count so many bytes more."""
+        self.num_bytes += num_bytes
+        if self.num_bytes >= self._at_part:
+            self._at_part, self.heard_s = self.num_bytes + part, time.monotonic()
+
+
+class UploadBudget:
+    """Bounds the memory that unfinished bodies take together. For one event loop.
+
+    When the room is full, the sender that uses most of it loses a body: the one with the most bytes times
+    seconds of silence. So one sender may use all of the room, several get equal shares, and a body that is
+    being sent is not refused because others have stalled.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._least = max(1, max_bytes // _MAX_BODIES)
+        self._part = max(1, max_bytes // _PART)
+        self._num_bytes = 0
+        self._uploads: dict[Upload, None] = {}
+
+    def enter(self, upload: Upload) -> None:
+        """Let a body in.
+
+        Raises:
+            ApiError: 429, if this body gives way itself.
+        """
+        self._uploads[upload] = None
+        self.take(upload, self._least)
+
+    def take(self, upload: Upload, num_bytes: int) -> None:
+        """Count bytes that have come; end other bodies where there is no room for them.
+
+        Raises:
+            ApiError: 429, if this body gives way itself.
+        """
+        upload.grow(num_bytes, self._part)
+        self._num_bytes += num_bytes
+        while self._num_bytes > self._max_bytes:
+            loser = self._loser()
+            self.leave(loser)
+            if loser is upload:
+                raise too_many_bodies()
+            loser.lost.set()
+
+    def leave(self, upload: Upload) -> None:
+        """Release a body's room. Idempotent."""
+        if upload in self._uploads:
+            del self._uploads[upload]
+            self._num_bytes -= upload.num_bytes
+
+    def _loser(self) -> Upload:
+        bytes_of: Counter[bytes] = Counter()
+        for upload in self._uploads:
+            bytes_of[upload.sender] += upload.num_bytes
+        most, now = max(bytes_of.values()), time.monotonic()
+        return max(
+            (upload for upload in self._uploads if bytes_of[upload.sender] == most),
+            key=lambda upload: upload.num_bytes * (now - upload.heard_s),
+        )
+
+
+class BodyBudget:
+    """Bounds the memory of whole bodies while their answers are made. For one event loop.
+
+    A sender may use as much as is left for others, so that there is always some left.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes_of: Counter[bytes] = Counter()
+
+    @contextmanager
+    def reserve(self, sender: bytes, num_bytes: int) -> Iterator[None]:
+        """Reserve room for a body while the context lasts; small bodies do not count.
+
+        Raises:
+            ApiError: 429, the sender uses too much.
+        """
+        counted = num_bytes if num_bytes > _UNCOUNTED_BYTES else 0
+        if counted and self._bytes_of[sender] + counted > self._max_bytes - self._bytes_of.total():
+            raise too_many_bodies()
+        self._bytes_of[sender] += counted
+        try:
+            yield
+        finally:
+            self._bytes_of[sender] -= counted
+            if not self._bytes_of[sender]:
+                del self._bytes_of[sender]
 
 
 class BodyReader:
@@ -25,10 +146,10 @@ class BodyReader:
     def __init__(self, config: ServerConfig) -> None:
         self._max_bytes = config.max_body_bytes
         self._max_values = config.max_body_values
-        self._room = Room(config.max_body_bytes * _NUM_LARGE_BODIES)
+        self._budget = UploadBudget(config.max_body_bytes * _NUM_LARGE_BODIES)
         self._timeout_s = config.body_timeout_s
         self._bytes_per_s = config.min_body_bytes_per_s
-        # So many equal windows make up the whole time.
+        # The whole time is cut into equal windows.
         self._num_windows = math.ceil(config.body_timeout_s / _WINDOW_S)
         self._window_s = config.body_timeout_s / self._num_windows
         self._windows = Deadlines(self._window_s)
@@ -42,7 +163,7 @@ class BodyReader:
         """Return a body of JSON.
 
         Args:
-            scope: of the request, which a Door has let in; headers with names in lower case.
+            scope: the scope of a request that a Door has let in; headers with names in lower case.
             receive: gives the body's pieces.
             before_small: may refuse a request before a small body is read, which takes two changes of thread:
                 they are slow while the engine works. The client of a longer one may still be sending it, and
@@ -58,11 +179,11 @@ class BodyReader:
         length = self._length(found)
         if length is not None and 0 < length <= _SMALL_BYTES:
             before_small()
-        place = Place(scope["octavo.sender"])
+        upload = Upload(scope["octavo.sender"])
         late, pace = Stop(), _Pace(self._bytes_per_s * self._window_s, self._num_windows)
         pace.begin(self._windows, late)
         try:
-            work = place.lost.unless_set(self._read(receive, place, pace, length), _GivesWayError)
+            work = upload.lost.unless_set(self._read(receive, upload, pace, length), _GivesWayError)
             body = await late.unless_set(work, TimeoutError)
         except TimeoutError:
             raise self._too_slow() from None
@@ -70,7 +191,7 @@ class BodyReader:
             raise too_many_bodies() from None
         finally:
             self._windows.end(pace.number)
-            self._room.leave(place)
+            self._budget.leave(upload)
         # A value takes as much time and memory to read as 100 characters of a text.
         if len(body) > self._max_values and body.count(b",") >= self._max_values:
             message = f"a body may have at most {self._max_values} values, that is as many commas"
@@ -85,7 +206,7 @@ class BodyReader:
             raise self._too_large()
         return int(length)
 
-    async def _read(self, receive: Receive, place: Place, pace: "_Pace", length: int | None) -> bytes:
+    async def _read(self, receive: Receive, upload: Upload, pace: "_Pace", length: int | None) -> bytes:
         pieces: list[bytes] = []
         while True:
             message = await receive()
@@ -98,11 +219,11 @@ class BodyReader:
                 raise self._too_large()
             if not message.get("more_body", False):
                 return b"".join(pieces)
-            # What has come whole with its headers never needs room.
+            # A body that came whole with its headers needs no room.
             if pace.num_bytes != length:
                 if len(pieces) == 1:
-                    self._room.enter(place)
-                self._room.take(place, len(piece))
+                    self._budget.enter(upload)
+                self._budget.take(upload, len(piece))
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"a body may have at most {self._max_bytes} bytes", code="body_too_large")
@@ -124,7 +245,7 @@ class _Pace:
 
     Attributes:
         num_bytes: what has come.
-        number: of the deadline under way.
+        number: the number of the current deadline.
     """
 
     def __init__(self, window_bytes: float, num_windows: int) -> None:
@@ -144,7 +265,7 @@ class _Pace:
 
 
 def _check_kind(headers: Mapping[bytes, bytes]) -> None:
-    """Refuse what is no plain JSON.
+    """Refuse a body that is not plain JSON.
 
     Raises:
         ApiError: 415.

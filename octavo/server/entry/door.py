@@ -1,17 +1,18 @@
-"""Who may come in: checked before a byte of a body is read, by a server and by the front of replicas."""
+"""Admits requests before a byte of their bodies is read, in a server and in the front of replicas."""
 
+import hashlib
+import hmac
 import ipaddress
 import random
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from octavo.server.api.types import RequestId
-from octavo.server.auth import KeyRing
+from octavo.server.api.structs import RequestId
+from octavo.server.api_errors import ApiError
 from octavo.server.config import ServerConfig
-from octavo.server.errors import ApiError
 
 Scope = MutableMapping[str, Any]
 Headers = Mapping[bytes, bytes]
@@ -30,8 +31,43 @@ _ONCE = (
     b"origin",
     b"sec-fetch-site",
 )
-# Others than these change nothing.
+# Methods that change nothing.
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class KeyRing:
+    """The keys that clients may send: only their digests are kept, and comparing takes constant time."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def holder(self, headers: Mapping[bytes, bytes]) -> bytes | None:
+        """Return the digest of the key that a request's headers have, or None if they have none of ours.
+
+        Args:
+            headers: by names in lower case: Authorization ("Bearer KEY") counts, or else X-Api-Key.
+        """
+        key = headers.get(b"x-api-key", b"")
+        if b"authorization" in headers:
+            scheme, _, key = headers[b"authorization"].partition(b" ")
+            if scheme.lower() != b"bearer":
+                return None
+        digest = _digest(key.strip())
+        # There is no early exit, so the time says nothing about which key was close.
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        return digest if any(matches) else None
+
+
+def isolated_salt(holder: bytes, cache_salt: str) -> str:
+    """Return a cache salt that requests with other keys cannot have, whichever salt they send."""
+    return hmac.new(holder, cache_salt.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(b"octavo api key\0" + key).digest()
 
 
 class Door:
@@ -52,13 +88,13 @@ class Door:
         self._ids = random.Random()
 
     def check(self, scope: Scope, path: str, headers: Headers) -> None:
-        """Let a request in, and note in its scope who asks.
+        """Let a request in, and note in its scope who sent it.
 
         Args:
             scope: gets octavo.request_id, the client's or a new one; octavo.holder, the digest of its key or
-                None; and octavo.sender, with whom the request shares what there is: key or address.
+                None; and octavo.sender, the key or address whose requests share resources.
             path: without the prefix of all routes.
-            headers: of the scope, by names in lower case.
+            headers: the scope's headers, by names in lower case.
 
         Raises:
             ApiError: 400 a header that may come once came twice, 401 no valid key, 403 another server's name,
@@ -80,9 +116,9 @@ class Door:
         scope["octavo.sender"] = scope["octavo.holder"] or _address(scope)
 
     def _check_page(self, scope: Scope, path: str, headers: Headers) -> None:
-        """Refuse pages of other origins what browsers let them ask for without seeing the answer.
+        """Refuse what browsers let pages of other origins send without seeing the answer.
 
-        Where there are keys, a page that sends one was given it; what others do is for our own page alone.
+        Where there are keys, a page that sends one was given it. /live is for our own page only.
 
         Raises:
             ApiError: 403.
@@ -99,7 +135,7 @@ class Door:
         if site in (b"same-origin", b"none") or (site is None and origin is None):
             return False
         where = (origin or b"").partition(b"://")[2].lower()
-        # Older browsers do not tell the site.
+        # Older browsers do not send Sec-Fetch-Site.
         if site is None and where == headers.get(b"host", b"").lower():
             return False
         return "*" not in self._named_hosts and _host(where) not in self._named_hosts
@@ -107,11 +143,11 @@ class Door:
     def _is_open(self, path: str) -> bool:
         return path in self._open_paths or path.startswith(_PAGE)
 
-    def _request_id(self, given: bytes | None) -> str:
+    def _request_id(self, sent: bytes | None) -> str:
         """Return the client's id if it is one, else a new one."""
-        if given is not None:
+        if sent is not None:
             with suppress(UnicodeDecodeError, msgspec.ValidationError):
-                return msgspec.convert(given.decode("ascii"), RequestId)
+                return msgspec.convert(sent.decode("ascii"), RequestId)
         return f"{self._ids.getrandbits(128):032x}"
 
 
@@ -133,7 +169,7 @@ def _no_key() -> ApiError:
 
 
 def _address(scope: Scope) -> bytes:
-    """Return a client's address; of IPv6 the network, in which one client may have any number."""
+    """Return a client's address; for IPv6 its network, in which a client may have any number of addresses."""
     text = str((scope.get("client") or ("",))[0])
     if ":" in text:
         with suppress(ValueError):

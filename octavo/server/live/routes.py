@@ -1,7 +1,7 @@
 """The page at / and the stream of snapshots that it shows.
 
-Snapshots are made only while somebody watches, one for all who do, at most five a second, and as many fewer
-as it takes to cost the engine less than a thousandth of its time.
+Snapshots are made only while there are viewers, one for all of them, at most five a second, and fewer where
+that would cost the engine more than a thousandth of its time.
 """
 
 import asyncio
@@ -18,37 +18,25 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.engine.engine import Engine
 from octavo.errors import OctavoError
-from octavo.server.errors import ApiError
+from octavo.server.api_errors import ApiError
 from octavo.server.limits import ClientGoneError, unless_gone
 from octavo.server.live.snapshot import Describer, Look, Snapshot, look
 from octavo.server.loop.engine_loop import EngineLoop
 
 MIN_INTERVAL_S = 0.2
 MAX_WATCHERS = 64
-# Shares of time that snapshots may take: of the engine's thread alone, and of it and the event loop together.
+# Shares of time that snapshots may take: of the engine's thread, and of it and the event loop together.
 _ENGINE_SHARE, _SHARE = 1e-3, 1e-2
 # A cost counts for the next intervals as well, with this factor for each.
 _COST_DECAY = 0.9
 _WRITE_TIMEOUT_S = 30.0
 
 _ASSETS = (
-    "style.css",
-    "app.js",
-    "browser.js",
-    "charts.js",
-    "chat.js",
-    "compare.js",
-    "form.js",
-    "icon.svg",
-    "markdown.js",
-    "pool.js",
-    "stream.js",
-    "tree.js",
-    "turns.js",
-    "words.js",
+    "style.css app.js browser.js charts.js chat.js compare.js form.js icon.svg markdown.js pool.js stream.js "
+    "tree.js turns.js words.js"
 )
-PAGE_PATHS = ("/", *(f"/page/{name}" for name in _ASSETS))
-"""What is the same for everybody, and needs no key."""
+PAGE_PATHS = ("/", *(f"/page/{name}" for name in _ASSETS.split()))
+"""Paths that are the same for everybody, and need no key."""
 _TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 _HEADERS = {
     "Content-Security-Policy": (
@@ -176,7 +164,7 @@ class Watch:
     async def _run(self) -> None:
         """Make snapshots until the server is about to end and has answered all; then all streams end.
 
-        Also if a snapshot fails.
+        They end as well if a snapshot fails.
         """
         try:
             while True:
@@ -215,7 +203,7 @@ class Watch:
         return seen, self._clock() - begun
 
     def note_cost(self, engine_s: float, all_s: float) -> None:
-        """Note the seconds that a snapshot took: of the engine's thread alone, and in all."""
+        """Note the seconds that a snapshot took in the engine's thread, and in all."""
         self.engine_s += engine_s
         self._engine_cost_s = max(engine_s, self._engine_cost_s * _COST_DECAY)
         self._cost_s = max(all_s, self._cost_s * _COST_DECAY)

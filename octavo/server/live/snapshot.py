@@ -1,4 +1,5 @@
-"""What people see of an engine at work: its pool, its prefixes, its requests. Never a prompt or an id.
+"""A view of an engine at work for people: its pool, its prefixes, its requests. It never shows a prompt or an
+id.
 
 engine's thread   look       copies what the next step changes: bounded, whatever the pool
 event loop        Describer  makes a snapshot of it
@@ -15,8 +16,7 @@ from octavo.engine.engine import Engine
 from octavo.engine.engine_stats import EngineStats
 from octavo.engine.request import Request
 from octavo.kv.branches import Branch, top_branches
-from octavo.server.live.cells import MAX_CELLS, Cells, cells_of, occupied_states
-from octavo.server.live.readers import Part, parts_of
+from octavo.server.live.cells import MAX_CELLS, Cells, Part, cells_of, occupied_states, parts_of
 from octavo.server.loop.stats import HistogramSnapshot, LoopStats
 
 MAX_RUNNING_ROWS, MAX_WAITING_ROWS, MAX_NAMED_READERS = 48, 16, 12
@@ -28,7 +28,7 @@ _Key = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was seen between two steps.
+    """A view of the engine between two steps.
 
     Attributes:
         stats: counters.
@@ -38,9 +38,9 @@ class Look:
         occupied: the same of every single block up to the last one that is not free, if `cells` is sampled
             and they are at most MAX_CELLS; else none.
         rows: (request id, index) and figures of those that run or wait; not all of them if there are many.
-        keys: [S] the same two of every sequence that holds blocks.
+        keys: [S] (request id, index) of every sequence that has blocks.
         tables: [S] the block ids of each, a list that only grows, and how many there were.
-        branches: of the prefix tree.
+        branches: those of the prefix tree.
     """
 
     stats: EngineStats
@@ -66,7 +66,7 @@ class RequestRow(msgspec.Struct):
         max_output_tokens: where it ends at the latest.
         blocks: blocks it reads.
         age_s: seconds since it arrived.
-        number: of the sequence, counted since somebody watches; `request` likewise, the same for its
+        number: the sequence's number, counted since a viewer came; `request` likewise, the same for its
             siblings.
     """
 
@@ -132,11 +132,11 @@ class Buckets(msgspec.Struct):
 
 
 class Snapshot(msgspec.Struct, omit_defaults=True):
-    """What the page shows; without an engine, only the state.
+    """The contents of the page; without an engine, only the state.
 
     Attributes:
         state: as EngineLoop.state.
-        time_s: of a clock of which only differences mean something.
+        time_s: seconds of a clock; only differences mean anything.
         branches: as octavo.kv.branches.Branch.
     """
 

@@ -24,11 +24,10 @@ from octavo.engine.engine import Engine
 from octavo.engine.prompt_reader import Prompt, TokenIds
 from octavo.errors import EngineDeadError, InvalidArgumentError, NotReadyError
 from octavo.sampling_params import SamplingParams
-from octavo.server.loop.jobs import Job, Jobs
+from octavo.server.loop.jobs import Job, Jobs, WaitingRoom
+from octavo.server.loop.output_stream import Readers, Stream
 from octavo.server.loop.preparing import Preparing
 from octavo.server.loop.stats import Histogram, LoopStats
-from octavo.server.loop.stream import Readers, Stream
-from octavo.server.loop.waiting_room import WaitingRoom
 from octavo.server.loop.worker import Worker
 
 Found = TypeVar("Found")
@@ -138,7 +137,7 @@ class EngineLoop:
             request_id: unique among unfinished requests.
             cache_salt: requests share cached prefixes only with equal salts.
             priority: of requests that wait, lower numbers are admitted first.
-            read_along: somebody reads the tokens as they come.
+            read_along: whether the tokens are read as they come.
 
         Raises:
             PromptError, SamplingParamsError, InvalidArgumentError: as Engine.add_request.
@@ -157,7 +156,14 @@ class EngineLoop:
             token_ids = await self._preparing.read(prompts, prompt)
             text, grammar = prompts.text_of(prompt), await self._preparing.compile(self.engine, params)
             job = Job(
-                *(request_id, text, token_ids, params, cache_salt, priority, read_along, submitted_s),
+                request_id=request_id,
+                prompt=text,
+                token_ids=token_ids,
+                params=params,
+                cache_salt=cache_salt,
+                priority=priority,
+                read_along=read_along,
+                submitted_s=submitted_s,
                 grammar=grammar,
             )
             self._check_ready()

@@ -1,4 +1,4 @@
-"""What a request needs before the engine gets it: its prompt as ids, its grammar compiled."""
+"""Prepares a request for the engine: reads its prompt into ids and compiles its grammar."""
 
 import asyncio
 import time

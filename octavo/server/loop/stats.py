@@ -1,4 +1,4 @@
-"""What a loop has counted: latencies in histograms of fixed size, outcomes, and the engine's own counters."""
+"""The counters of a loop: latencies in histograms of fixed size, outcomes, and the engine's own counters."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from octavo.engine.engine_stats import EngineStats
 from octavo.outputs import RequestMetrics, RequestOutput
 
-# Upper bounds of buckets: six to a factor of ten, from 0.1 ms to 1,000 s, and powers of two of tokens.
+# Upper bounds of buckets: six per decade, from 0.1 ms to 1,000 s, and powers of two of tokens.
 SECONDS = tuple(
     round(digit * 10.0**power, 9) for power in range(-4, 3) for digit in (1.0, 1.5, 2.0, 3.0, 5.0, 7.5)
 )
@@ -18,7 +18,7 @@ PREEMPTIONS = (0.0, *(float(1 << power) for power in range(7)))
 
 @dataclass(frozen=True, slots=True)
 class HistogramSnapshot:
-    """Observations by size.
+    """Observations, counted by size.
 
     Attributes:
         bounds: upper bounds of the buckets, inclusive, ascending; one more bucket has no bound.
@@ -32,7 +32,7 @@ class HistogramSnapshot:
 
     @property
     def count(self) -> int:
-        """How many values were observed."""
+        """Number of observed values."""
         return sum(self.counts)
 
     def quantile(self, share: float) -> float | None:
@@ -85,7 +85,7 @@ class LoopStats:
         num_leaked_blocks: blocks of the KV cache that were held when no request was left.
         first_token_s: from `submit` to the first token.
         inter_token_s: between a completion's tokens, one observation per token but those read with the first.
-        queue_s: from `submit` until the first token is scheduled; of requests that ended, like all below.
+        queue_s: from `submit` until the first token is scheduled; for requests that ended, like all below.
         prefill_s: from there to the first token.
         decode_s: from the first token to the end.
         e2e_s: from `submit` to the end.
@@ -133,7 +133,7 @@ def _of_tokens() -> Histogram:
 
 @dataclass(slots=True)
 class Finished:
-    """What is counted of requests that ended, and of steps. The engine's thread writes."""
+    """Counts of requests that ended, and of steps. The engine's thread writes them."""
 
     reasons: Counter[str] = field(default_factory=Counter)
     num_prompt_tokens: int = 0

@@ -9,7 +9,7 @@ from collections.abc import Callable
 logger = logging.getLogger(__name__)
 
 _STDERR = 2
-# Looks this many times within a deadline, but at least this many seconds apart.
+# The watchdog looks this many times within a deadline, but at least this many seconds apart.
 _LOOKS = 20
 _SHORTEST_S = 0.01
 

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 # While there is work, new requests are taken for at most this long before the next step.
 _TAKE_S = 5e-3
 _STATS_EVERY_S = 0.1
-# Errors out of steps are forgotten after so many good steps. More errors than so many end the engine.
+# Errors that steps raise are forgotten after this many good steps; more than this many end the engine.
 _FORGIVEN_AFTER, _MAX_FAILURES = 100, 2
 
 
@@ -33,7 +33,7 @@ class Worker:
     Attributes:
         engine: the engine, once `loaded` is done without an error.
         loaded: done when the engine is ready, or will never be.
-        is_loaded: the same for who asks often: a future takes a lock to tell.
+        is_loaded: the same, without the lock that a future takes.
         error: why the engine is dead, else None.
         finished: what is counted of requests that ended.
         engine_stats: the engine's counters as of at most 0.1 s ago.
@@ -72,7 +72,7 @@ class Worker:
         self._mail: deque[Job | Callable[[], None]] = deque()
         self._aborts: deque[Job] = deque()
         # The jobs that the engine has; only this thread uses it.
-        self._given: dict[str, Job] = {}
+        self._active: dict[str, Job] = {}
         self._is_stopped = self._is_idle = False
         self._progress_s = self._counted_s = time.monotonic()
         self._num_failures = self._num_good_steps = 0
@@ -85,7 +85,7 @@ class Worker:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """End the thread after the step under way; leave it behind if that takes longer than the timeout."""
+        """End the thread after the current step; leave it behind if that takes longer than the timeout."""
         self._is_stopped = True
         self._notify()
         if self._thread.ident is not None:
@@ -123,7 +123,7 @@ class Worker:
             while not self._is_stopped:
                 self._turn()
         except BaseException as error:
-            # Who starts the server is told why there is no engine.
+            # The caller that starts the server reports why there is no engine.
             if self.is_loaded or not isinstance(error, OctavoError):
                 logger.critical("the engine is dead", exc_info=error)
             self._die(error)
@@ -153,7 +153,7 @@ class Worker:
             self._attempt(self._take)
 
     def _sleep_until_work(self) -> None:
-        if self._given:
+        if self._active:
             return
         while not (self._mail or self._is_stopped or self.error is not None):
             self._is_idle = True
@@ -168,21 +168,21 @@ class Worker:
                 self._news.wait(seconds)
 
     def _take(self) -> None:
-        """Give the engine what has come, and abort what nobody needs."""
+        """Pass new jobs to the engine, and abort those that nobody needs."""
         until = time.monotonic() + _TAKE_S
-        while self._mail and (not self._given or time.monotonic() < until):
+        while self._mail and (not self._active or time.monotonic() < until):
             item = self._mail.popleft()
             if isinstance(item, Job):
-                self._give(item)
+                self._submit(item)
             else:
                 item()
         while self._aborts:
             job = self._aborts[0]
-            if self._given.get(job.request_id) is job:
+            if self._active.get(job.request_id) is job:
                 self.engine.abort(job.request_id)
             self._aborts.popleft()
 
-    def _give(self, job: Job) -> None:
+    def _submit(self, job: Job) -> None:
         if job.failure is not None:
             return
         try:
@@ -205,7 +205,7 @@ class Worker:
             self.engine.abort(job.request_id)
             return
         output.prompt, output.metrics.arrival_s = job.prompt, job.submitted_s
-        self._given[job.request_id] = job
+        self._active[job.request_id] = job
         job.output = output
         if job.is_aborted:
             self.engine.abort(job.request_id)
@@ -240,19 +240,19 @@ class Worker:
 
     def _note_ended(self) -> None:
         self._jobs.note_begun()
-        if self.engine.num_unfinished_requests == len(self._given):
-            if self._given and not self.engine.has_unfinished_requests:
+        if self.engine.num_unfinished_requests == len(self._active):
+            if self._active and not self.engine.has_unfinished_requests:
                 raise EngineError("the engine has nothing to do, and somebody still waits")
             return
-        for job in [job for job in self._given.values() if job.has_ended]:
-            del self._given[job.request_id]
+        for job in [job for job in self._active.values() if job.has_ended]:
+            del self._active[job.request_id]
             self._jobs.remove(job)
             if job.failure is None and job.output is not None:
                 self.finished.count(job.output)
 
     def _note_stats(self) -> None:
         now = time.monotonic()
-        if not self._given or now - self._counted_s >= _STATS_EVERY_S:
+        if not self._active or now - self._counted_s >= _STATS_EVERY_S:
             self._counted_s = now
             self.engine_stats = self.engine.stats()
             if not self.engine.has_unfinished_requests:
@@ -274,7 +274,7 @@ class Worker:
     def _overrun(self, seconds: float) -> None:
         """Count as dead: called by the watchdog while this thread hangs in a step."""
         reason = f"a step of the engine has run for {seconds:.1f} s"
-        # In this order: a step that comes back just now reopens what was closed.
+        # The order matters: a step that comes back just now reopens what was closed.
         self._jobs.fail_all(reason)
         self.error = EngineDeadError(reason)
         self._notify()
@@ -283,8 +283,8 @@ class Worker:
     def _revive(self) -> None:
         """Go on after a step that had passed its deadline returned; its requests have failed."""
         logger.warning("the step came back after its deadline; its requests are aborted, the engine goes on")
-        for job in self._given.values():
+        for job in self._active.values():
             self.engine.abort(job.request_id)
-        self._given.clear()
+        self._active.clear()
         self.error = None
         self._jobs.reopen()

@@ -5,8 +5,85 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from octavo.server.parsing.call_reader import CallReader
-from octavo.server.parsing.pieces import Piece
-from octavo.server.parsing.reasoning import ReasoningReader
+from octavo.server.parsing.piece import Piece, partial_marker
+
+
+class ReasoningReader:
+    """Reads reasoning at an answer's beginning; white space around it is dropped.
+
+    A marker later in the text is content: somebody may be writing about it.
+    """
+
+    def __init__(self, begin: str, end: str, *, has_begun: bool) -> None:
+        """Start at the beginning of an answer.
+
+        Args:
+            begin: opens the reasoning.
+            end: closes it.
+            has_begun: the prompt opened it.
+        """
+        self._begin = begin
+        self._end = end
+        self._state = "inside" if has_begun else "before"
+        # White space that may be dropped.
+        self._space: list[str] = []
+        self._is_first = True
+        self._text = ""
+
+    def feed(self, text: str) -> list[Piece]:
+        """Take the next characters; return what is certain by now."""
+        if self._state == "outside":
+            return [Piece("content", text)] if text else []
+        pieces: list[Piece] = []
+        self._text += text
+        if self._state == "before":
+            self._before(pieces)
+        if self._state == "inside":
+            self._inside(pieces)
+        if self._state == "after":
+            self._after(pieces)
+        return pieces
+
+    def finish(self) -> list[Piece]:
+        """Return what was held back when the answer has ended."""
+        text = "".join(self._space) + self._text
+        if self._state == "inside":
+            return [Piece("reasoning", text)] if self._text else []
+        return [Piece("content", text)] if text and self._state == "before" else []
+
+    def _before(self, pieces: list[Piece]) -> None:
+        word = self._text.lstrip()
+        self._space.append(self._text[: len(self._text) - len(word)])
+        self._text = word
+        if word.startswith(self._begin):
+            self._text = word[len(self._begin) :]
+            self._space = []
+            self._state = "inside"
+        elif not self._begin.startswith(word):
+            pieces.append(Piece("content", "".join(self._space) + word))
+            self._text, self._state = "", "outside"
+
+    def _inside(self, pieces: list[Piece]) -> None:
+        at = self._text.find(self._end)
+        end = len(self._text) - partial_marker(self._text, self._end) if at < 0 else at
+        part, self._text = self._text[:end], self._text[end:]
+        if self._is_first:
+            part = part.lstrip()
+        shown = part.rstrip()
+        if shown:
+            pieces.append(Piece("reasoning", "".join(self._space) + shown))
+            self._space, self._is_first = [], False
+        if part != shown:
+            self._space.append(part[len(shown) :])
+        if at >= 0:
+            self._text = self._text[len(self._end) :]
+            self._space, self._state = [], "after"
+
+    def _after(self, pieces: list[Piece]) -> None:
+        text, self._text = self._text.lstrip(), ""
+        if text:
+            pieces.append(Piece("content", text))
+            self._state = "outside"
 
 
 class Reader(Protocol):
@@ -36,7 +113,7 @@ class AnswerReader:
     """Divides one answer by markers in its text."""
 
     def __init__(self, reasoning: ReasoningReader | None, calls: CallReader | None) -> None:
-        """Begin at an answer's beginning.
+        """Start at the beginning of an answer.
 
         Args:
             reasoning: divides reasoning from the rest; None: there is none.
@@ -51,7 +128,7 @@ class AnswerReader:
         return self._calls.num_calls if self._calls is not None else 0
 
     def feed(self, text: str, token_ids: Sequence[int] = ()) -> list[Piece]:
-        """Take the next characters, whatever tokens they are of; return what is certain by now."""
+        """Take the next characters, whichever tokens they belong to; return what is certain by now."""
         if self._reasoning is None:
             return self._content(text)
         return self._divided(self._reasoning.feed(text))
@@ -84,7 +161,7 @@ class Call:
     """A complete tool call.
 
     Attributes:
-        id: new.
+        id: made for this call.
         name: the function's.
         arguments: a JSON object, as the model wrote it.
     """

@@ -8,7 +8,7 @@ from typing import Any
 
 from octavo.server.parsing.call_reader import CallReader
 from octavo.server.parsing.calls import HermesReader, LlamaReader, MistralReader, XmlReader
-from octavo.server.parsing.xml.tags import (
+from octavo.server.parsing.xml_values import (
     END_FUNCTION,
     END_PARAMETER,
     END_TOOL_CALL,
@@ -22,6 +22,15 @@ Function = tuple[str, Mapping[str, Any]]
 Markers = tuple[str, str]
 
 _TOOL_CALL: Markers = (TOOL_CALL, END_TOOL_CALL)
+_INTRODUCTION = """\
+You can call functions to answer. These are described here, one a line:
+<tools>
+{tools}
+</tools>
+To call a function, write its name and its arguments like this, and nothing after it:
+{example}
+The result comes in <tool_response></tool_response>."""
+_NAME, _ARGUMENTS = "NAME", {"ARGUMENT": "VALUE"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +39,14 @@ class CallFormat:
 
     Attributes:
         new_reader: returns a reader for one answer, given the names of functions that may be called.
-        trigger: where it stands in an answer, a call has begun.
-        begin: stands before a call, or before all of them.
-        end: stands after it.
-        arguments_key: names the arguments; None: name and arguments stand in a row, with [ARGS] between.
-        separator: stands between calls.
-        is_list: all calls are one list.
+        trigger: the text at which a call begins.
+        begin: text before a call, or before all of them.
+        end: text after a call.
+        arguments_key: key of the arguments; None: they follow the name, after [ARGS].
+        separator: text between calls.
+        is_list: all calls form one JSON list.
         markers: texts that may be special tokens.
-        is_bare: an answer that begins as a call does is one, without any marker.
+        is_bare: an answer that begins like a call is one, even without a marker.
     """
 
     new_reader: Callable[[Set[str]], CallReader]
@@ -55,7 +64,7 @@ class CallFormat:
         return self.new_reader(frozenset(name for name, _ in functions))
 
     def written(self, calls: Iterable[tuple[str, object]]) -> str:
-        """Return calls, of names and arguments, as the model would write them."""
+        """Return calls, given as names and arguments, as the model would write them."""
         body = self.separator.join(self._written(name, arguments) for name, arguments in calls)
         return f"{self.begin}[{body}]" if self.is_list else body
 
@@ -69,7 +78,7 @@ class CallFormat:
 
 @dataclass(frozen=True, slots=True)
 class XmlFormat(CallFormat):
-    """Calls whose arguments are texts between XML's tags."""
+    """Calls whose arguments are texts between XML tags."""
 
     def reader(self, functions: Sequence[Function]) -> CallReader:
         """Return a reader for one answer, which makes JSON of arguments by their schemas."""
@@ -122,3 +131,51 @@ MISTRAL = CallFormat(
 
 def _plain(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def described(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], form: CallFormat
+) -> list[dict[str, Any]]:
+    """Return messages that say in plain text what tools there are, what was called and what came back.
+
+    This is for models whose chat template does not show tools.
+
+    Args:
+        messages: checked ones (tokenizer/messages.py): contents are texts, arguments are objects.
+        tools: what may be called.
+        form: how the model is to call.
+    """
+    plain: list[dict[str, Any]] = []
+    last_role = ""
+    for message in messages:
+        if message["role"] == "tool":
+            _add_result(plain, message, joins=last_role == "tool")
+        elif "tool_calls" in message:
+            plain.append(_with_written_calls(message, form))
+        else:
+            plain.append(dict(message))
+        last_role = message["role"]
+    if not tools:
+        return plain
+    text = _INTRODUCTION.format(
+        tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools),
+        example=form.written([(_NAME, _ARGUMENTS)]),
+    )
+    if plain[0]["role"] in ("system", "developer"):
+        return [plain[0] | {"content": f"{plain[0]['content']}\n\n{text}"}, *plain[1:]]
+    return [{"role": "system", "content": text}, *plain]
+
+
+def _add_result(plain: list[dict[str, Any]], message: Mapping[str, Any], *, joins: bool) -> None:
+    """Add a result as a user's message. Results of one turn are joined: templates want turns to alternate."""
+    text = f"<tool_response>\n{message['content']}\n</tool_response>"
+    if joins:
+        plain[-1]["content"] += f"\n{text}"
+    else:
+        plain.append({"role": "user", "content": text})
+
+
+def _with_written_calls(message: Mapping[str, Any], form: CallFormat) -> dict[str, Any]:
+    functions = [call["function"] for call in message["tool_calls"]]
+    calls = form.written([(function.get("name", ""), function["arguments"]) for function in functions])
+    return {"role": message["role"], "content": "\n".join(filter(None, (message["content"], calls)))}

@@ -3,9 +3,9 @@
     content ── marker ──► opening ── { ──► object ── } ──► settling ──► closing ──► content
                              └── anything else: content ──┘ └── more JSON: content ──┘
 
-Everything since a marker is kept until its call is settled. If it is not a call, it is content. An object
-after which JSON goes on had a brace too early, so that it lacks a part: it is no call. One brace too many
-at the end is dropped.
+Everything since a marker is kept until its call is settled. If it is not a call, it is content. If JSON goes
+on after an object, the object was closed too early and lacks a part: it is no call. One extra brace at the
+end is dropped.
 """
 
 import re
@@ -13,11 +13,10 @@ import secrets
 from collections.abc import Callable, Sequence, Set
 from typing import Literal
 
-from octavo.server.parsing.call_body import CallBody
-from octavo.server.parsing.call_object import CallObject
-from octavo.server.parsing.pieces import Piece, marker_at, partial_marker
+from octavo.server.parsing.json_call import CallObject
+from octavo.server.parsing.piece import CallBody, Piece, marker_at, partial_marker
 
-# After an object these show that it ended too early.
+# Characters that, after an object, show that it was closed too early.
 GOES_ON = frozenset(',:]}"')
 _SPACE = re.compile(r"\s*")
 
@@ -30,7 +29,7 @@ class CallReader:
     """
 
     def __init__(self, names: Set[str], *markers: str) -> None:
-        """Begin at an answer's beginning.
+        """Start at the beginning of an answer.
 
         Args:
             names: functions that may be called.
@@ -43,8 +42,8 @@ class CallReader:
         self._at = 0
         self._pieces: list[Piece] = []
         # White space that is content unless a call follows; within a call, everything since its marker.
-        self._held: list[str] = []
-        # An object that is not settled: all that was written since its marker.
+        self._pending: list[str] = []
+        # Everything since the marker of an object that is not settled yet.
         self._whole = ""
         self._has_extra = False
         self._object: CallBody | None = None
@@ -70,7 +69,7 @@ class CallReader:
             self._settle()
         elif self._object is not None:
             self._break()
-        rest = "".join(self._held) + self._text[self._at :]
+        rest = "".join(self._pending) + self._text[self._at :]
         if rest and not (self.num_calls and rest.isspace()):
             self._pieces.append(Piece("content", rest))
         return self._pieces
@@ -80,7 +79,7 @@ class CallReader:
         self._any_marker = re.compile("|".join(map(re.escape, markers)))
 
     def _content(self) -> bool:
-        """Look for a marker; False: more text is needed."""
+        """Look for a marker; return False if more text is needed."""
         found = self._any_marker.search(self._text, self._at)
         if found is None:
             rest = self._text[self._at :]
@@ -98,7 +97,7 @@ class CallReader:
         return self._opening
 
     def _opening(self) -> bool:
-        """Look for the call's object. A marker that is written twice is one."""
+        """Look for the call's object. A repeated marker counts once."""
         if self._next() is None:
             return False
         marker = marker_at(self._text, self._at, (*self._markers, "{"))
@@ -129,7 +128,7 @@ class CallReader:
         if not current.is_complete:
             self._pieces += current.news()
             return False
-        self._whole, self._held = "".join(self._held) + current.raw, []
+        self._whole, self._pending = "".join(self._pending) + current.raw, []
         self._has_extra = False
         self._state = self._settling
         return True
@@ -171,7 +170,7 @@ class CallReader:
         return False
 
     def _settle(self) -> None:
-        """Yield the call: it is one."""
+        """Yield the object as a call."""
         assert self._object is not None
         self._pieces += self._object.news()
         self.num_calls += 1
@@ -184,40 +183,40 @@ class CallReader:
 
     def _break(self) -> None:
         """Give up: what was read since the marker is not a call."""
-        call, held = self._object, "".join(self._held)
+        call, pending = self._object, "".join(self._pending)
         assert call is not None
-        text = self._whole + held if self._whole else held + call.raw
-        self._held, self._whole, self._object = [], "", None
+        text = self._whole + pending if self._whole else pending + call.raw
+        self._pending, self._whole, self._object = [], "", None
         self._say(text, call.kind_of_rest)
         self._state = self._content
 
     def _drop(self) -> None:
         """Give up: no object follows the marker."""
-        raw, self._held = "".join(self._held), []
+        raw, self._pending = "".join(self._pending), []
         self._say(raw)
         self._state = self._content
 
     def _say(self, text: str, kind: Literal["content", "broken"] = "content") -> None:
-        """Yield content, but hold white space at its end."""
+        """Yield content, but hold back white space at its end."""
         shown = text.rstrip()
         if shown:
-            self._pieces.append(Piece(kind, "".join(self._held) + shown))
-            self._held = []
+            self._pieces.append(Piece(kind, "".join(self._pending) + shown))
+            self._pending = []
         if len(shown) < len(text):
-            self._held.append(text[len(shown) :])
+            self._pending.append(text[len(shown) :])
 
     def _take(self, end: int, begin: int | None = None) -> None:
         """Read on, and keep what was read."""
-        self._held.append(self._text[self._at if begin is None else begin : end])
+        self._pending.append(self._text[self._at if begin is None else begin : end])
         self._at = end
 
     def _take_in(self, end: int) -> None:
         """Read on, and keep what was read with the object that is not settled."""
-        self._whole += "".join(self._held) + self._text[self._at : end]
-        self._held, self._at = [], end
+        self._whole += "".join(self._pending) + self._text[self._at : end]
+        self._pending, self._at = [], end
 
     def _next(self) -> str | None:
-        """Keep white space; return the character after it, None: more text is needed."""
+        """Keep white space; return the character after it, or None if more text is needed."""
         space = _SPACE.match(self._text, self._at)
         assert space is not None
         if space.end() > self._at:

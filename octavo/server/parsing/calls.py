@@ -5,12 +5,11 @@ import string
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
-from octavo.server.parsing.call_body import CallBody
-from octavo.server.parsing.call_object import CallObject
 from octavo.server.parsing.call_reader import CallReader
-from octavo.server.parsing.pieces import Piece, marker_at
-from octavo.server.parsing.xml.call import XmlCall
-from octavo.server.parsing.xml.tags import END_FUNCTION, END_TOOL_CALL, FUNCTION, INNER_TAGS, TOOL_CALL
+from octavo.server.parsing.json_call import CallObject
+from octavo.server.parsing.piece import CallBody, Piece, marker_at
+from octavo.server.parsing.xml_call import XmlCall
+from octavo.server.parsing.xml_values import END_FUNCTION, END_TOOL_CALL, FUNCTION, INNER_TAGS, TOOL_CALL
 
 _BEGINS = (TOOL_CALL, FUNCTION)
 _ALPHANUMERIC = string.ascii_letters + string.digits
@@ -27,7 +26,7 @@ class HermesReader(CallReader):
         self._is_closed = False
 
     def finish(self) -> list[Piece]:
-        """Return what was held back; a part of the end's marker is none of it."""
+        """Return what was held back, except a partial end marker."""
         is_closing = self._state == self._closing and not self._is_closed
         if is_closing and self._end.startswith(self._text[self._at :]):
             self._at = len(self._text)
@@ -38,13 +37,13 @@ class HermesReader(CallReader):
         super()._begin(call)
 
     def _closing(self) -> bool:
-        """Look for the end's marker. One that is written twice is one."""
+        """Look for the end marker. A repeated one counts once."""
         if self._next() is None:
             return False
         ends = marker_at(self._text, self._at, (self._end,))
         if ends:
             self._at += len(ends)
-            self._held, self._is_closed = [], True
+            self._pending, self._is_closed = [], True
         elif ends is not None:
             self._state = self._content
         return ends is not None
@@ -53,8 +52,8 @@ class HermesReader(CallReader):
 class XmlReader(HermesReader):
     """<tool_call><function=f><parameter=a>1</parameter></function></tool_call>: Qwen3-Coder.
 
-    The model may forget <tool_call>, or one of the last two tags. Behind a call that is none, <tool_call>
-    must begin another one: a function's tag may belong to what was broken there.
+    The model may forget <tool_call>, or one of the last two tags. After a broken call only <tool_call> begins
+    another one: a function's tag may belong to the broken call.
     """
 
     def __init__(self, functions: Mapping[str, Mapping[str, Any]]) -> None:
@@ -63,7 +62,7 @@ class XmlReader(HermesReader):
         self._call: XmlCall | None = None
 
     def finish(self) -> list[Piece]:
-        """Return what was held back; a call is one by what was read of it."""
+        """Return what was held back; an unfinished call is judged by what was read of it."""
         if self._state == self._settling:
             self._end_call(self._call is not None and not self._call.holds_tags)
         return super().finish()
@@ -89,7 +88,7 @@ class XmlReader(HermesReader):
         self._begin(self._call)
 
     def _settling(self) -> bool:
-        """Look for what shows whether the call is whole: tags of its inside must not follow it."""
+        """Look for what shows whether the call is whole: inner tags must not follow it."""
         call = self._call
         if self._next() is None or call is None:
             return False
@@ -121,7 +120,8 @@ class XmlReader(HermesReader):
 class LlamaReader(CallReader):
     """{"name": "f", "parameters": {...}} as the whole answer, or after <|python_tag|>: Llama 3.
 
-    Several are divided by semicolons. Any other JSON is content: an object must name a known function.
+    Several calls are separated by semicolons. Any other JSON is content: an object must name a known
+    function.
     """
 
     def __init__(self, names: Set[str]) -> None:
@@ -203,7 +203,7 @@ class MistralReader(CallReader):
         return not is_cut
 
     def _until_bracket(self) -> tuple[bool, str]:
-        """Keep what stands before a bracket; return whether there is none yet, and the text."""
+        """Keep the text before a bracket; return whether there is no bracket yet, and the text."""
         end = self._text.find("[", self._at)
         text = self._text[self._at :] if end < 0 else self._text[self._at : end]
         self._take(self._at + len(text))
@@ -211,7 +211,7 @@ class MistralReader(CallReader):
 
     def _bare(self) -> bool:
         character, name = self._next(), "".join(self._name).strip()
-        # What stands here is a name only if a function is called so: a lost marker may have left anything.
+        # This is a name only if a function has it: after a lost marker, anything may stand here.
         if character == "{" and name in self._names:
             self._begin(CallObject(name))
         elif character is not None:
@@ -222,7 +222,7 @@ class MistralReader(CallReader):
         character = self._next() if self._in_list else ""
         if character == "]":
             self._at += 1
-            self._held = []
+            self._pending = []
         if character is not None:
             self._state = self._content
         return character is not None

@@ -2,7 +2,9 @@
 
 import logging
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from octavo.errors import UnsupportedModelError
 from octavo.server.config import ReasoningParser, ToolCallParser
@@ -15,10 +17,19 @@ from octavo.server.parsing.call_formats import (
     Markers,
     hermes,
 )
-from octavo.server.parsing.harmony.messages import CHANNEL, MESSAGE, Harmony, harmony_of
-from octavo.server.parsing.response_template import read_response_template
+from octavo.server.parsing.harmony import CHANNEL, MESSAGE, Harmony, harmony_of
 from octavo.tokenizer import Tokenizer
 
+_Markers = tuple[str, str]
+_TEMPLATE_KEYS = frozenset({"version", "defaults", "fields", "start_anchor", "start_anchor_pattern"})
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+_FIELD_KEYS = frozenset({"open", "open_pattern", "close", "close_pattern", "content", "repeats", "optional"})
+_TRANSFORMS = (
+    {"type": "function", "function": "{content}"},
+    {"type": "function", "function": {"name": "{content.name}", "arguments": "{content.arguments}"}},
+)
+# A backslash makes any character literal that is neither a letter nor a digit.
+_PLAIN = re.compile(r"(?:[^\\.^$*+?{}\[\]|()]|\\[^A-Za-z0-9])+")
 logger = logging.getLogger("octavo.server")
 
 _THINK: Markers = ("<think>", "</think>")
@@ -28,9 +39,81 @@ _NO_HERMES = ("<function=", "<arg_key>")
 _XML = ("<tool_call>", "<function=", "<parameter=")
 
 
+def read_response_template(spec: Mapping[str, Any]) -> tuple[_Markers | None, _Markers | None]:
+    """Return the markers of tool calls and of reasoning in a response_template; None if they are missing.
+
+    The template is a checkpoint's, as transformers 5 defines it. What is read of it: literal markers, `\\s*`
+    before one, text for reasoning and content, and calls of {"name": ..., "arguments": ...}. Whatever else it
+    asks for is refused by name.
+
+    Raises:
+        UnsupportedModelError: the template asks for what is not supported; the message names it.
+    """
+    _check_keys("", spec, _TEMPLATE_KEYS)
+    if spec.get("version", 1) != 1:
+        _refuse("version", spec["version"])
+    fields = spec.get("fields")
+    if not isinstance(fields, Mapping):
+        _refuse("fields", fields)
+    calls = reasoning = None
+    for name, field in fields.items():
+        if not isinstance(field, Mapping):
+            _refuse(name, field)
+        if name == "tool_calls":
+            calls = _calls(field)
+        elif name in _REASONING:
+            reasoning = _markers(name, field, "text")
+        elif name == "content":
+            _check_keys(name, field, _FIELD_KEYS - {"open", "open_pattern"})
+        else:
+            _refuse("fields", name)
+    return calls, reasoning
+
+
+def _calls(field: Mapping[str, Any]) -> _Markers:
+    if field.get("transform") not in _TRANSFORMS:
+        _refuse("tool_calls.transform", field.get("transform"))
+    if not field.get("repeats", False):
+        _refuse("tool_calls.repeats", field.get("repeats"))
+    return _markers("tool_calls", {key: value for key, value in field.items() if key != "transform"}, "json")
+
+
+def _markers(name: str, field: Mapping[str, Any], content: str) -> _Markers:
+    _check_keys(name, field, _FIELD_KEYS)
+    if field.get("content", "text") != content:
+        _refuse(f"{name}.content", field.get("content"))
+    return _marker(name, field, "open"), _marker(name, field, "close")
+
+
+def _marker(name: str, field: Mapping[str, Any], key: str) -> str:
+    """Return a marker, given as text or as a pattern that matches one text."""
+    text, pattern = field.get(key), field.get(f"{key}_pattern")
+    if isinstance(text, list) and len(text) == 1:
+        text = text[0]
+    if isinstance(text, str) and text.strip() and pattern is None:
+        return text.strip()
+    if isinstance(pattern, str) and text is None:
+        plain = pattern.removeprefix(r"\s*").removesuffix(r"\s*")
+        if _PLAIN.fullmatch(plain):
+            return re.sub(r"\\(.)", r"\1", plain)
+        _refuse(f"{name}.{key}_pattern", pattern)
+    _refuse(f"{name}.{key}", text)
+
+
+def _check_keys(where: str, found: Mapping[str, Any], known: frozenset[str]) -> None:
+    for key in found:
+        if key not in known:
+            _refuse(f"{where}.{key}".lstrip("."), found[key])
+
+
+def _refuse(what: str, got: object) -> NoReturn:
+    text = repr(got)
+    raise UnsupportedModelError(f"the model's response_template is not supported: {what} is {text[:200]}")
+
+
 @dataclass(frozen=True, slots=True)
 class HarmonyUse:
-    """Which parts of harmony are read.
+    """The parts of harmony that are read.
 
     Attributes:
         harmony: the model's special tokens.
@@ -45,11 +128,11 @@ class HarmonyUse:
 
 @dataclass(frozen=True, slots=True)
 class ModelFormats:
-    """What a model writes.
+    """The formats that a model writes.
 
     Attributes:
-        calls: how it calls tools; None: nobody knows, or in harmony.
-        why_no_calls: why nobody knows.
+        calls: the format of its tool calls; None: unknown, or harmony.
+        why_no_calls: why the format is unknown.
         reasoning: the markers of its reasoning, if it reasons.
         shows_tools: its chat template shows tools and calls to it.
         harmony: it writes harmony.
@@ -63,14 +146,14 @@ class ModelFormats:
 
     @property
     def can_call(self) -> bool:
-        """Its calls can be read."""
+        """Whether its calls can be read."""
         return self.calls is not None or (self.harmony is not None and self.harmony.calls)
 
 
 def formats_of(
     tokenizer: Tokenizer | None, tool_call_parser: ToolCallParser, reasoning_parser: ReasoningParser
 ) -> ModelFormats:
-    """Find out what a model writes, by its response template or else by its chat template.
+    """Find out what a model writes, from its response template or else from its chat template.
 
     Args:
         tokenizer: the model's, if it has one.
@@ -144,7 +227,7 @@ def _detected(source: str, shows_tools: bool) -> CallFormat | None:
     if _is_harmony(source):
         return None
     if not shows_tools:
-        # Tools are described in a message then, in the commonest format.
+        # Tools are described in a message then, and calls have the commonest format.
         return hermes()
     if "[TOOL_CALLS]" in source:
         return _by_name("mistral", source)

@@ -1,11 +1,11 @@
 """Small rules in llguidance's dialect of Lark.
 
-Names and schemas come from strangers: they go in as JSON text, whose end no JSON value can fake.
+Names and schemas come from clients: they are inserted as JSON text, which no value can escape from.
 """
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from octavo.engine.structured.compiler import choice_regex
@@ -25,21 +25,21 @@ def json_rule(schema: Mapping[str, Any]) -> str:
     """Return a rule of a JSON value.
 
     Raises:
-        StructuredOutputError: no grammar can be held to the schema.
+        StructuredOutputError: the schema cannot become a grammar.
     """
     return f"%json {json.dumps(strict_schema(schema, _JSON_OPTIONS), ensure_ascii=False)}"
 
 
 def pattern_terminal(pattern: str) -> str:
-    """Return a terminal of a regular expression that matches a whole text."""
+    """Return a terminal that matches a whole text by a regular expression."""
     return f"/{_SLASH.sub(lambda found: _SLASHES.get(found[0], found[0]), pattern)}/"
 
 
 def without(*literals: str) -> str:
-    """Return what follows a terminal whose text must not hold any of these texts."""
+    """Return a suffix for a terminal, so that its text contains none of these literals."""
     return "".join(f" & ~/(?s:.*){choice_regex([literal])}(?s:.*)/" for literal in literals)
 
 
-def row(*parts: str) -> str:
-    """Return parts one after the other; empty ones are nothing."""
+def row(parts: Iterable[str]) -> str:
+    """Return parts one after the other, without empty ones."""
     return " ".join(filter(None, parts))

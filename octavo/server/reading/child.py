@@ -9,8 +9,8 @@ import traceback
 
 import msgspec
 
-from octavo.server.api.tools.toolbox import read_prompt
-from octavo.server.errors import as_api_error
+from octavo.server.api.toolbox import read_prompt
+from octavo.server.api_errors import as_api_error
 from octavo.server.reading.forms import (
     Outline,
     ReadAnswer,
@@ -23,7 +23,8 @@ from octavo.server.reading.forms import (
     encode,
     packed,
 )
-from octavo.server.reading.input import (
+from octavo.server.reading.kinds import ANSWERS, CHATS, needed
+from octavo.server.reading.requests import (
     Materials,
     TextInput,
     check_model,
@@ -31,12 +32,11 @@ from octavo.server.reading.input import (
     read_texts,
     reading_of,
 )
-from octavo.server.reading.kinds import ANSWERS, CHATS, needed
 from octavo.tokenizer.template_sandbox import run
 
 
 def main() -> None:
-    """Limit this process and serve: the first request tells of the model, the others are tasks."""
+    """Limit this process and serve: the first request describes the model, the others are tasks."""
     materials = None
 
     def answer(request: bytes) -> bytes:
@@ -72,25 +72,24 @@ def _chat(materials: Materials, task: Task) -> ReadChat:
     _, parse = CHATS[task.path]
     found = parse(task.body, materials.defaults)
     chat = found.chat
-    check_model(getattr(found.asked, "model", None), materials.model)
-    prompt, box, held = read_prompt(
+    check_model(getattr(found.fields, "model", None), materials.model)
+    prompt, box, constrained = read_prompt(
         materials.prompts, chat, materials.formats, reading_of(chat), found.params
     )
-    asked = msgspec.json.encode(needed(found.asked))
     return ReadChat(
-        asked=asked,
+        fields=msgspec.json.encode(needed(found.fields)),
         chat=needed(chat),
         params=found.params,
-        held=held,
+        constrained_params=constrained,
         prompt=packed(prompt),
         tools=Tools.of(box),
     )
 
 
 def _texts(materials: Materials, found: TextInput) -> ReadTexts:
-    check_model(found.asked.model, materials.model)
+    check_model(found.fields.model, materials.model)
     prompts = read_texts(materials.prompts, found)
-    return ReadTexts(needed(found.asked), found.params, [packed(prompt) for prompt in prompts])
+    return ReadTexts(needed(found.fields), found.params, [packed(prompt) for prompt in prompts])
 
 
 if __name__ == "__main__":

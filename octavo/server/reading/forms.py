@@ -1,4 +1,4 @@
-"""What a server and the processes that read its bodies tell each other, as msgpack."""
+"""Messages between a server and the processes that read its bodies, as msgpack."""
 
 import json
 from array import array
@@ -11,22 +11,22 @@ from msgspec import Struct
 from octavo.config import MessageControlTokens
 from octavo.engine.prompt_reader import PromptReader, TokenIds
 from octavo.sampling_params import SamplingParams
-from octavo.server.api.prompts import Prompts
+from octavo.server.api.prompt_tokens import Prompts
 from octavo.server.api.sampling import Defaults
-from octavo.server.api.tools.toolbox import Toolbox
-from octavo.server.api.types import ChatRequest, CompletionRequest
+from octavo.server.api.structs import ChatRequest, CompletionRequest
+from octavo.server.api.toolbox import Toolbox
+from octavo.server.api_errors import ErrorDetail
 from octavo.server.config import ReasoningParser, ServerConfig, ToolCallParser
-from octavo.server.errors import ErrorDetail
 from octavo.server.parsing.formats import ModelFormats, formats_of
-from octavo.server.reading.input import Materials
+from octavo.server.reading.requests import Materials
 from octavo.tokenizer import Tokenizer
-from octavo.tokenizer.vocabulary import Vocabulary
+from octavo.tokenizer.vocabularies import Vocabulary
 
 encode = msgspec.msgpack.Encoder().encode
 
 
 class Outline(Struct, kw_only=True):
-    """What a process needs to know of the model, told once."""
+    """The description of the model that a child needs; it is sent once."""
 
     model: str
     vocabulary: Vocabulary | None
@@ -54,12 +54,12 @@ class Outline(Struct, kw_only=True):
         )
 
     @classmethod
-    def decode(cls, told: bytes) -> "Outline":
+    def decode(cls, data: bytes) -> "Outline":
         """Return what `encode` has written."""
-        return msgspec.msgpack.decode(told, type=cls, dec_hook=_backend_of)
+        return msgspec.msgpack.decode(data, type=cls, dec_hook=_backend_of)
 
     def encode(self) -> bytes:
-        """Write it; a compiled vocabulary as JSON, in a fraction of a second."""
+        """Encode it; a compiled vocabulary becomes JSON, which takes a fraction of a second."""
         return msgspec.msgpack.encode(self, enc_hook=_json_of)
 
     def materials(self) -> Materials:
@@ -94,7 +94,7 @@ class Task(Struct):
 
 
 class Tools(Struct):
-    """A Toolbox without what only its prompt needed.
+    """A Toolbox without the parts that only its prompt needed.
 
     Attributes:
         functions: as JSON, whose numbers may be longer than msgpack's.
@@ -128,12 +128,12 @@ class Tools(Struct):
 
 
 class ReadChat(Struct, tag=True):
-    """A chat: what its answer needs, `asked` as JSON, and its prompt."""
+    """A chat: what its answer needs, `fields` as JSON, and its prompt."""
 
-    asked: bytes
+    fields: bytes
     chat: ChatRequest
     params: SamplingParams
-    held: SamplingParams
+    constrained_params: SamplingParams
     prompt: bytes
     tools: Tools
 
@@ -141,7 +141,7 @@ class ReadChat(Struct, tag=True):
 class ReadTexts(Struct, tag=True):
     """A completion: what its answer needs, and its prompts."""
 
-    asked: CompletionRequest
+    fields: CompletionRequest
     params: SamplingParams
     prompts: list[bytes]
 
@@ -153,7 +153,7 @@ class ReadAnswer(Struct, tag=True):
 
 
 class Refusal(Struct, tag=True):
-    """An ApiError; of an unexpected one, where in the code it came from."""
+    """An ApiError; an unexpected one says where in the code it came from."""
 
     status: int
     detail: ErrorDetail
@@ -170,7 +170,7 @@ def packed(prompt: TokenIds) -> bytes:
 
 
 def unpacked(prompt: bytes) -> TokenIds:
-    """Return token ids that `packed` gave."""
+    """Return the token ids that `packed` has packed."""
     ids = array("i")
     ids.frombytes(prompt)
     return TokenIds(ids.tolist(), ids)

@@ -1,20 +1,20 @@
-"""The routes whose bodies are read here: by path, what is made of a body."""
+"""The routes whose bodies are read here, and how each body is read."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from msgspec import Struct, structs
 
-from octavo.server.api.anthropic.input import counted, parse_messages
-from octavo.server.api.anthropic.types import MessageParam, MessagesRequest
-from octavo.server.api.responses.input import parse_response
-from octavo.server.api.responses.types import ResponsesRequest
+from octavo.server.api.anthropic.messages_input import counted, parse_messages
+from octavo.server.api.anthropic.messages_structs import MessageParam, MessagesRequest
+from octavo.server.api.responses.response_input import parse_response
+from octavo.server.api.responses.response_structs import ResponsesRequest
 from octavo.server.api.sampling import Defaults
+from octavo.server.api.structs import ChatRequest, CompletionRequest
 from octavo.server.api.tokenize import detokenized, tokenized
-from octavo.server.api.types import ChatRequest, CompletionRequest
-from octavo.server.reading.input import ChatInput, Materials, parse_chat
+from octavo.server.reading.requests import ChatInput, Materials, parse_chat
 
-Asked = TypeVar("Asked", bound=Struct)
+Fields = TypeVar("Fields", bound=Struct)
 
 CHATS: Mapping[str, tuple[type[Struct], Callable[[bytes, Defaults], ChatInput]]] = {
     "/v1/chat/completions": (ChatRequest, parse_chat),
@@ -22,52 +22,37 @@ CHATS: Mapping[str, tuple[type[Struct], Callable[[bytes, Defaults], ChatInput]]]
     "/v1/messages": (MessagesRequest, parse_messages),
 }
 """Bodies that ask for chats: their type, and how they are decoded."""
-COMPLETIONS = "/v1/completions"
 ANSWERS: Mapping[str, Callable[[Materials, bytes], bytes]] = {
     "/tokenize": tokenized,
     "/detokenize": detokenized,
     "/v1/messages/count_tokens": counted,
 }
-"""Bodies that are answered by what is read in them."""
+"""Bodies that are answered from their content only."""
 
-# What prompts, parameters and tools were made of, or what has no effect: no answer needs it, and it may be
-# long. All other fields are sent back, so that a new one is not forgotten.
+# Fields dropped once the prompt has been read: it was built from them, or they have no effect, and they may
+# be long. All other fields are sent back, so that a new one is not forgotten.
 _PARAMETERS = (
-    "stop",
-    "stop_token_ids",
-    "logit_bias",
-    "response_format",
-    "structured_outputs",
-    "user",
-    "safety_identifier",
-    "metadata",
-    "service_tier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
+    "stop stop_token_ids logit_bias response_format structured_outputs user safety_identifier metadata "
+    "service_tier prompt_cache_key prompt_cache_retention"
 )
-_CHAT_PARTS = (
-    "tools",
-    "tool_choice",
-    "chat_template_kwargs",
-    "reasoning_effort",
-)
+_CHAT_PARTS = "tools tool_choice chat_template_kwargs reasoning_effort"
+_RESPONSE_PARTS = "user prompt_cache_key prompt_cache_retention safety_identifier"
+_MESSAGES_PARTS = "system tools tool_choice stop_sequences metadata service_tier cache_control"
+
+
+def _nulls(names: str) -> Mapping[str, None]:
+    return dict.fromkeys(names.split())
+
+
 READ: Mapping[type[Struct], Mapping[str, object]] = {
-    CompletionRequest: {"prompt": "", **dict.fromkeys(_PARAMETERS)},
-    ChatRequest: {"messages": [{}], **dict.fromkeys((*_PARAMETERS, *_CHAT_PARTS))},
-    ResponsesRequest: {
-        "input": "",
-        **dict.fromkeys(("user", "prompt_cache_key", "prompt_cache_retention", "safety_identifier")),
-    },
-    MessagesRequest: {
-        "messages": [MessageParam(role="user", content="")],
-        **dict.fromkeys(
-            ("system", "tools", "tool_choice", "stop_sequences", "metadata", "service_tier", "cache_control")
-        ),
-    },
+    CompletionRequest: {"prompt": "", **_nulls(_PARAMETERS)},
+    ChatRequest: {"messages": [{}], **_nulls(_PARAMETERS), **_nulls(_CHAT_PARTS)},
+    ResponsesRequest: {"input": "", **_nulls(_RESPONSE_PARTS)},
+    MessagesRequest: {"messages": [MessageParam(role="user", content="")], **_nulls(_MESSAGES_PARTS)},
 }
 """By type of body: fields that no answer needs once the prompts have been read, and what stands for them."""
 
 
-def needed(asked: Asked) -> Asked:
+def needed(fields: Fields) -> Fields:
     """Return what an answer needs of a body whose prompts have been read."""
-    return structs.replace(asked, **READ[type(asked)])
+    return structs.replace(fields, **READ[type(fields)])

@@ -17,16 +17,16 @@ import msgspec
 
 from octavo.child_process import ChildProcess
 from octavo.errors import NotReadyError
-from octavo.server.errors import ApiError
+from octavo.server.api_errors import ApiError
+from octavo.server.reading.fair_threads import FairThreads
 from octavo.server.reading.forms import Outline, Refusal, Reply, Task, encode
-from octavo.server.reading.turns import Turns
 
 logger = logging.getLogger("octavo.server")
 
 # Shorter bodies take the lock for 1 to 3 ms at worst.
 LONG_BYTES = 32 << 10
 CPU_SECONDS, MEMORY_BYTES = 30.0, 4 << 30
-# These cover a machine that is too busy to give a child its time.
+# These limits allow for a machine that is too busy to give a child its time.
 _WALL_S, _START_S = 120.0, 60.0
 _NUM_CHILDREN = 2
 _MAX_WAITING = 32
@@ -39,11 +39,11 @@ class ReadingProcesses:
         """Start nothing yet.
 
         Args:
-            outline: tells what a child has to know.
+            outline: returns what a child has to know.
         """
         self._outline = outline
-        self._told: bytes | None = None
-        self._threads = Turns(_NUM_CHILDREN, "octavo-bodies")
+        self._encoded_outline: bytes | None = None
+        self._threads = FairThreads(_NUM_CHILDREN, "octavo-bodies")
         # The child of each thread; `_children` are all of them, for `close`.
         self._own = threading.local()
         self._lock = threading.Lock()
@@ -91,16 +91,16 @@ class ReadingProcesses:
         except TimeoutError:
             raise NotReadyError("the process that reads long bodies does not reply; try again") from None
         except OSError:
-            # A warm child may have died before, or of what it read before.
+            # A warm child may have died earlier, or because of what it read before.
             if was_warm and not self._is_closed:
                 return self._ask_again(task)
-            raise _too_dear() from None
+            raise _over_limits() from None
 
     def _ask_again(self, task: bytes) -> Reply:
         try:
             return self._ask(task)
         except OSError:
-            raise _too_dear() from None
+            raise _over_limits() from None
 
     def _ask(self, task: bytes) -> Reply:
         child = self._own_child()
@@ -125,8 +125,8 @@ class ReadingProcesses:
         return child
 
     def _start(self) -> ChildProcess:
-        if self._told is None:
-            self._told = self._outline().encode()
+        if self._encoded_outline is None:
+            self._encoded_outline = self._outline().encode()
         limits = (str(CPU_SECONDS), str(MEMORY_BYTES))
         command = [sys.executable, "-P", "-m", "octavo.server.reading.child", *limits]
         root = str(Path(__file__).parents[3])
@@ -135,7 +135,7 @@ class ReadingProcesses:
         try:
             child = ChildProcess(command, start_s=_START_S, wall_s=_WALL_S, environment=environment)
             try:
-                child.ask(self._told)
+                child.ask(self._encoded_outline)
             except BaseException:
                 child.stop()
                 raise
@@ -149,7 +149,7 @@ class ReadingProcesses:
         raise NotReadyError("the server ends")
 
 
-def _too_dear() -> ApiError:
+def _over_limits() -> ApiError:
     gib = MEMORY_BYTES >> 30
     text = f"reading the body took more than {CPU_SECONDS:g} s of processor time or {gib} GiB of memory"
     return ApiError(413, text, code="body_too_large")

@@ -4,7 +4,9 @@ It checks hosts and keys before it reads a body, as a lone server does; replicas
 """
 
 import asyncio
-from collections.abc import Sequence
+import os
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,24 +16,27 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.errors import NotReadyError
 from octavo.router import Fleet, Flight, Marks, Replica, read_marks
+from octavo.server.api_errors import ApiError, as_api_error
 from octavo.server.config import ServerConfig
-from octavo.server.entry.answer import Answer, Body
-from octavo.server.entry.bodies import BodyReader
+from octavo.server.entry.bodies import BodyBudget, BodyReader
 from octavo.server.entry.door import Door
-from octavo.server.entry.room import Shelf
-from octavo.server.errors import ApiError, as_api_error
+from octavo.server.entry.sending import Answer, Body
 from octavo.server.limits import ClientGoneError, unless_gone
-from octavo.server.replicas.metrics import CONTENT_TYPE, RouterMetrics, merged
-from octavo.server.replicas.proxy import Asked, Headers, Link, ReplicaSilentError
+from octavo.server.replicas.fleet_metrics import CONTENT_TYPE, RouterMetrics, merged
+from octavo.server.replicas.proxy import ClientRequest, Headers, Link, ReplicaSilentError
+from octavo.server.serving import leave_on_signals, make_server
 
 REFRESH_S = 1.0
 # A replica that is down is polled more often, as it may return at any moment.
 _RETRY_S = 0.2
 # Bodies are kept for another replica; all together may take this many times the largest.
 _NUM_LARGE_BODIES = 64
-# So many reports in a row that do not come, and a replica is down: ten seconds.
+# A replica counts as down after this many missing reports in a row, which takes ten seconds.
 _MAX_SILENCES = 4
 _JSON = [(b"content-type", b"application/json")]
+
+_POLL_S = 0.05
+_STOP_S = 2.0
 
 
 class ReplicaHealth(msgspec.Struct):
@@ -79,7 +84,7 @@ class Front:
         self._config = config
         self._door = Door(config)
         self._bodies = BodyReader(config)
-        self._shelf = Shelf(config.max_body_bytes * _NUM_LARGE_BODIES)
+        self._budget = BodyBudget(config.max_body_bytes * _NUM_LARGE_BODIES)
         self._links = {
             replica.name: Link(socket, config.write_timeout_s)
             for replica, socket in zip(self.fleet.replicas, sockets, strict=True)
@@ -99,17 +104,17 @@ class Front:
         num_silences = 0
         while True:
             try:
-                replica.hear(await link.report())
+                replica.note_report(await link.report())
                 num_silences = 0
             except TimeoutError:
                 # A slow replica keeps its last report for a while. A clock would not do: this process may
                 # have been stopped itself.
                 num_silences += 1
                 if num_silences >= _MAX_SILENCES:
-                    replica.hear(None)
+                    replica.note_report(None)
                     link.break_off()
             except (aiohttp.ClientError, msgspec.DecodeError):
-                replica.hear(None)
+                replica.note_report(None)
             await asyncio.sleep(REFRESH_S if replica.is_ready else _RETRY_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -120,7 +125,7 @@ class Front:
         headers = dict(scope["headers"])
         body = Body(headers, receive)
         answer = Answer(send, scope, path, body)
-        # Viewers would stay for as long as they may.
+        # Viewers stay for as long as they can, so they do not count.
         is_counted = path != "/live"
         self.num_open += is_counted
         try:
@@ -142,15 +147,15 @@ class Front:
             return await self._say_health(path, send)
         if self.is_draining and path not in ("/metrics", "/live"):
             raise NotReadyError("the server is about to end and takes no new requests")
-        asked = await self._read(scope, path, receive)
+        request = await self._read(scope, path, receive)
         if path == "/metrics":
-            return await self._say_metrics(asked, send)
+            return await self._say_metrics(request, send)
         if path == "/live":
-            return await self._show(scope, asked, receive, send)
-        with self._shelf.hold(scope["octavo.sender"], len(asked.body)):
-            await unless_gone(receive, self._route(asked, send))
+            return await self._show(scope, request, receive, send)
+        with self._budget.reserve(scope["octavo.sender"], len(request.body)):
+            await unless_gone(receive, self._route(request, send))
 
-    async def _read(self, scope: Scope, path: str, receive: Receive) -> Asked:
+    async def _read(self, scope: Scope, path: str, receive: Receive) -> ClientRequest:
         headers: Headers = list(scope["headers"])
         query = scope["query_string"].decode("latin-1")
         raw = scope.get("raw_path") or scope["path"].encode()
@@ -161,24 +166,24 @@ class Front:
         isolates = self._config.cache_isolation == "key"
         marks = await read_marks(path, headers, body, isolates=isolates)
         client = str((scope.get("client") or ("",))[0])
-        return Asked(scope["method"], whole, headers, body, marks, client)
+        return ClientRequest(scope["method"], whole, headers, body, marks, client)
 
-    async def _route(self, asked: Asked, send: Send) -> None:
+    async def _route(self, request: ClientRequest, send: Send) -> None:
         """Send a request to the best replica, and to another one if that refuses or dies before it answers.
 
-        If a replica dies, the request gets one retry, not more: the request itself may be the cause. One that
-        falls silent was stopped by somebody else.
+        If a replica dies, the request gets one retry, not more: the request itself may be the cause. A
+        replica that falls silent was stopped by somebody else.
         """
         tried: set[str] = set()
         num_deaths = 0
-        while (flight := self.fleet.send(asked.marks, tried)) is not None:
+        while (flight := self.fleet.send(request.marks, tried)) is not None:
             tried.add(flight.replica.name)
             self._metrics.note(flight)
             try:
-                if await self._try(asked, flight, send, final=len(tried) == len(self._links)):
+                if await self._try(request, flight, send, final=len(tried) == len(self._links)):
                     return
             except aiohttp.ClientError as error:
-                flight.replica.hear(None)
+                flight.replica.note_report(None)
                 num_deaths += not isinstance(error, ReplicaSilentError)
                 if num_deaths > 1:
                     raise ApiError(
@@ -189,7 +194,7 @@ class Front:
 
     async def _try(
         self,
-        asked: Asked,
+        request: ClientRequest,
         flight: Flight,
         send: Send,
         *,
@@ -197,13 +202,13 @@ class Front:
         more: Sequence[tuple[bytes, bytes]] = (),
     ) -> bool:
         name = flight.replica.name
-        told = [*more, (b"x-octavo-replica", name.encode())]
+        added = [*more, (b"x-octavo-replica", name.encode())]
         try:
-            return await self._links[name].pass_on(asked, flight, send, more=told, final=final)
+            return await self._links[name].pass_on(request, flight, send, more=added, final=final)
         finally:
             flight.end()
 
-    async def _show(self, scope: Scope, asked: Asked, receive: Receive, send: Send) -> None:
+    async def _show(self, scope: Scope, request: ClientRequest, receive: Receive, send: Send) -> None:
         """Answer /live from the replica that ?replica= names (default 0), and add the number of replicas."""
         query = dict(pair.partition("=")[::2] for pair in scope["query_string"].decode("latin-1").split("&"))
         name = query.get("replica", "0")
@@ -217,16 +222,15 @@ class Front:
         # A viewer adds no load.
         flight.end()
         with suppress(aiohttp.ClientError):
-            await unless_gone(receive, self._try(asked, flight, send, final=True, more=headers))
+            await unless_gone(receive, self._try(request, flight, send, final=True, more=headers))
             return
         raise NotReadyError(f"replica {name} is gone; try again in a few seconds")
 
-    async def _say_metrics(self, asked: Asked, send: Send) -> None:
+    async def _say_metrics(self, request: ClientRequest, send: Send) -> None:
         """Answer with the metrics of all replicas, labelled `replica`, and the router's own."""
         ready = [replica.name for replica in self.fleet.replicas if replica.report is not None]
-        found = await asyncio.gather(
-            *(self._links[name].fetch(asked) for name in ready), return_exceptions=True
-        )
+        fetches = [self._links[name].fetch(request) for name in ready]
+        found = await asyncio.gather(*fetches, return_exceptions=True)
         texts: dict[str, bytes] = {}
         for name, answer in zip(ready, found, strict=True):
             if isinstance(answer, aiohttp.ClientError | TimeoutError):
@@ -276,3 +280,49 @@ async def _say(send: Send, status: int, body: bytes, headers: Headers) -> None:
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
     await send({"type": "http.response.body", "body": body})
+
+
+async def serve_front(config: ServerConfig, sockets: Sequence[Path], tell_ready: Callable[[], None]) -> None:
+    """Serve until a signal, then drain.
+
+    Args:
+        config: the options.
+        sockets: [N] unix sockets of the replicas, which may not exist yet.
+        tell_ready: called once, when all replicas accept requests for the first time.
+    """
+    leave = asyncio.Event()
+    leave_on_signals(leave)
+    front = Front(config, sockets)
+    if config.uds is not None:
+        # Only this user may connect.
+        os.umask(0o177)
+    server = make_server(front, config)
+    serving = asyncio.ensure_future(server.serve())
+    watching = asyncio.ensure_future(front.watch())
+    announcing = asyncio.ensure_future(_announce(front, tell_ready))
+    leaving = asyncio.ensure_future(leave.wait())
+    try:
+        await asyncio.wait((serving, watching, leaving), return_when=asyncio.FIRST_COMPLETED)
+        for ended in (serving, watching):
+            if ended.done():
+                ended.result()
+        await _drain(front, config.shutdown_timeout)
+    finally:
+        for task in (announcing, leaving, watching):
+            task.cancel()
+        server.stop()
+        await asyncio.wait((serving, watching), timeout=_STOP_S)
+
+
+async def _announce(front: Front, tell_ready: Callable[[], None]) -> None:
+    while not all(replica.is_ready for replica in front.fleet.replicas):
+        await asyncio.sleep(_POLL_S)
+    tell_ready()
+
+
+async def _drain(front: Front, timeout_s: float) -> None:
+    """Wait for requests in flight. Those left at the timeout break off when the links close."""
+    front.is_draining = True
+    deadline = time.monotonic() + timeout_s
+    while front.num_open and time.monotonic() < deadline:
+        await asyncio.sleep(_POLL_S)

@@ -9,17 +9,17 @@ from starlette.types import Message, Send
 from yarl import URL
 
 from octavo.router import Flight, Marks, Report
-from octavo.router.marks import HEADER
+from octavo.router.ledger import REPORT_PATH
+from octavo.router.marks import CLIENT_HEADER, HEADER
+from octavo.server.api_errors import EVENT_END, broken_stream_event
 from octavo.server.limits import Stop, send_body
-from octavo.server.replicas.last_words import EVENT_END, last_words
-from octavo.server.replicas.paths import CLIENT_HEADER, REPORT_PATH
 
 # Headers that belong to one connection, or that the sender sets itself.
 _HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"content-length"}
 )
 _NOT_SENT_ON = _HOP_BY_HOP | {HEADER, CLIENT_HEADER}
-# Their streams begin with events that tell nothing yet.
+# Streams of these routes begin with events that carry no token.
 _ANNOUNCED = ("/v1/responses", "/v1/messages")
 _FETCH_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 _REPORT_TIMEOUT = aiohttp.ClientTimeout(total=2.0)
@@ -32,7 +32,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ClientRequest:
     """A client's request.
 
     Attributes:
@@ -40,7 +40,7 @@ class Asked:
         path: as sent, with the query, without the root path.
         headers: with names in lower case.
         body: the complete body.
-        marks: of its prompt.
+        marks: those of its prompt.
         client: its address.
     """
 
@@ -69,7 +69,7 @@ class Link:
         connector = aiohttp.UnixConnector(str(socket), limit=0, keepalive_timeout=_KEEP_ALIVE_S)
         self._session = aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT, auto_decompress=False)
         self._write_timeout_s = write_timeout_s
-        # One for each request that the replica may still keep.
+        # One for each request that the replica may still be working on.
         self._stops: set[Stop] = set()
 
     def break_off(self) -> None:
@@ -93,17 +93,19 @@ class Link:
         async with self._session.get(_url(REPORT_PATH), headers=headers, timeout=_REPORT_TIMEOUT) as answer:
             return Report.decode(await answer.read())
 
-    async def fetch(self, asked: Asked) -> tuple[int, Headers, bytes]:
+    async def fetch(self, request: ClientRequest) -> tuple[int, Headers, bytes]:
         """Return the complete response to a request that takes no time.
 
         Raises:
             aiohttp.ClientError: the replica is down.
             TimeoutError: it is slow.
         """
-        async with self._request(asked, timeout=_FETCH_TIMEOUT) as answer:
+        async with self._request(request, timeout=_FETCH_TIMEOUT) as answer:
             return answer.status, _kept(answer.raw_headers), await answer.read()
 
-    async def pass_on(self, asked: Asked, flight: Flight, send: Send, *, more: Headers, final: bool) -> bool:
+    async def pass_on(
+        self, request: ClientRequest, flight: Flight, send: Send, *, more: Headers, final: bool
+    ) -> bool:
         """Forward a request, and send the response to the client.
 
         Args:
@@ -129,52 +131,54 @@ class Link:
 
         self._stops.add(stop)
         try:
-            work = self._forward(asked, flight, note, stop, more=more, final=final)
+            work = self._forward(request, flight, note, stop, more=more, final=final)
             return await stop.unless_set(work, ReplicaSilentError)
         except aiohttp.ClientError:
             if not begun:
                 raise
-            flight.replica.hear(None)
+            flight.replica.note_report(None)
             # It may have died in the middle of an event.
-            await send_body(send, EVENT_END + last_words(asked.path), self._write_timeout_s, more=False)
+            await send_body(
+                send, EVENT_END + broken_stream_event(request.path), self._write_timeout_s, more=False
+            )
             return True
         finally:
             self._stops.discard(stop)
 
     async def _forward(
-        self, asked: Asked, flight: Flight, send: Send, stop: Stop, *, more: Headers, final: bool
+        self, request: ClientRequest, flight: Flight, send: Send, stop: Stop, *, more: Headers, final: bool
     ) -> bool:
-        answer = await self._request(asked)
+        answer = await self._request(request)
         try:
             if answer.status == 503 and not final:
                 return False
             headers = _kept(answer.raw_headers) + more
             begin = {"type": "http.response.start", "status": answer.status, "headers": headers}
             if answer.content_type == "text/event-stream":
-                await self._pump(answer, begin, asked.path, flight, send)
+                await self._pump(answer, begin, request.path, flight, send)
                 return True
             body = await answer.read()
-            # Nothing breaks off what is complete.
+            # A complete answer must not be broken off.
             self._stops.discard(stop)
             length = (b"content-length", str(len(body)).encode())
             await send({**begin, "headers": [*headers, length]})
             await send({"type": "http.response.body", "body": body})
             return True
         finally:
-            # Does not wait for a replica that reads no more.
+            # Closing does not wait for a replica that has stopped reading.
             answer.close()
 
     def _request(
-        self, asked: Asked, timeout: aiohttp.ClientTimeout = _TIMEOUT
+        self, request: ClientRequest, timeout: aiohttp.ClientTimeout = _TIMEOUT
     ) -> "aiohttp.client._RequestContextManager":
-        headers = [(name, value) for name, value in asked.headers if name not in _NOT_SENT_ON]
-        headers.append((CLIENT_HEADER, asked.client.encode()))
-        if asked.marks.digests:
-            headers.append((HEADER, asked.marks.to_header().encode()))
+        headers = [(name, value) for name, value in request.headers if name not in _NOT_SENT_ON]
+        headers.append((CLIENT_HEADER, request.client.encode()))
+        if request.marks.digests:
+            headers.append((HEADER, request.marks.to_header().encode()))
         return self._session.request(
-            asked.method,
-            _url(asked.path),
-            data=asked.body or None,
+            request.method,
+            _url(request.path),
+            data=request.body or None,
             headers=[(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers],
             skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
             allow_redirects=False,

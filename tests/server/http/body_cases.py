@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from octavo.server.api.anthropic.types import CountRequest, MessagesRequest
-from octavo.server.api.responses.types import ResponsesRequest
+from octavo.server.api.anthropic.messages_structs import CountRequest, MessagesRequest
+from octavo.server.api.responses.response_structs import ResponsesRequest
+from octavo.server.api.structs import ChatRequest, CompletionRequest
 from octavo.server.api.tokenize import DetokenizeRequest, TokenizeRequest
-from octavo.server.api.types import ChatRequest, CompletionRequest
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 FUNCTION = {"name": "weather", "description": "Tell it.", "parameters": PARAMETERS, "strict": True}

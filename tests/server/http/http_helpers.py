@@ -18,7 +18,7 @@ from octavo.engine.engine import Engine
 from octavo.server.app import make_app
 from octavo.server.config import ServerConfig
 from octavo.server.loop.engine_loop import EngineLoop
-from octavo.server.run import make_server
+from octavo.server.serving import make_server
 
 # `octavo`, whose engine takes its time while a file named "slow" exists in its folder, and dies of one named
 # "kill": a test that looks late finds what it began still under way.

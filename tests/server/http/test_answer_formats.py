@@ -14,8 +14,9 @@ from octavo.engine.structured.compiler import grammar_source
 from octavo.engine.structured.grammar_vocabulary import read_vocabulary
 from octavo.errors import UnsupportedModelError
 from octavo.sampling_params import StructuredOutput
-from octavo.server.parsing.answer import AnswerReader, read_answer
-from octavo.server.parsing.describe import described
+from octavo.server.parsing.answer import AnswerReader, ReasoningReader, read_answer
+from octavo.server.parsing.answer_grammars import GrammarWriter
+from octavo.server.parsing.call_formats import described
 from octavo.server.parsing.formats import (
     LLAMA,
     MISTRAL,
@@ -23,10 +24,8 @@ from octavo.server.parsing.formats import (
     CallFormat,
     formats_of,
     hermes,
+    read_response_template,
 )
-from octavo.server.parsing.grammars import GrammarWriter
-from octavo.server.parsing.reasoning import ReasoningReader
-from octavo.server.parsing.response_template import read_response_template
 from octavo.tokenizer import Tokenizer
 
 FORMATS = {"hermes": hermes(), "llama": LLAMA, "mistral": MISTRAL, "mistral-list": MISTRAL_LIST}

@@ -12,9 +12,9 @@ from tiny_harmony import PIECES, write_harmony_model
 
 from octavo.server.parsing.answer import Answer, read_answer
 from octavo.server.parsing.formats import formats_of
-from octavo.server.parsing.harmony.messages import harmony_of, open_channel
-from octavo.server.parsing.harmony.reader import HarmonyReader
-from octavo.server.parsing.pieces import Piece
+from octavo.server.parsing.harmony import harmony_of, open_channel
+from octavo.server.parsing.harmony_reader import HarmonyReader
+from octavo.server.parsing.piece import Piece
 from octavo.tokenizer import Tokenizer
 
 START, END, MESSAGE, CHANNEL, CONSTRAIN, RETURN, CALL = PIECES

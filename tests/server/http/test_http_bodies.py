@@ -114,8 +114,8 @@ def test_so_many_unfinished_bodies_as_may_be_leave_connections_for_others(serve_
     try:
         for connection in connections:
             connection.sendall(data)
-        room = server.gate.context.bodies._room
-        eventually(lambda: len(room._places) == 2048)
+        room = server.gate.context.bodies._budget
+        eventually(lambda: len(room._uploads) == 2048)
         # Those that were silent longest gave way.
         first = connections[0]
         first.settimeout(60)
@@ -124,13 +124,13 @@ def test_so_many_unfinished_bodies_as_may_be_leave_connections_for_others(serve_
     finally:
         for connection in connections:
             connection.close()
-    eventually(lambda: not room._places)
+    eventually(lambda: not room._uploads)
     assert room._num_bytes == 0
 
 
 def test_a_client_that_leaves_gives_its_room_back(serve_tiny: Serve) -> None:
     server = serve_tiny(**PATIENT)
     with Holder(server.config.port, num_bodies=20):
-        eventually(lambda: len(server.gate.context.bodies._room._places) == 20)
-    eventually(lambda: server.gate.context.bodies._room._num_bytes == 0)
+        eventually(lambda: len(server.gate.context.bodies._budget._uploads) == 20)
+    eventually(lambda: server.gate.context.bodies._budget._num_bytes == 0)
     assert raw(server, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.1 200")

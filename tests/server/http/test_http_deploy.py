@@ -13,7 +13,7 @@ import yaml
 from deploy_schema import Compose, Deployment, Manifest, Service
 from test_http_metrics import EXPECTED, OTHERS
 
-from octavo.cli.app import app
+from octavo.cli.command_line import app
 from octavo.server.app import ROUTES
 
 DEPLOY = Path(__file__).parents[3] / "deploy"

@@ -9,11 +9,11 @@ import pytest
 from msgspec import Struct
 
 import octavo.server
-from octavo.server.api.anthropic.types import MessagesRequest
-from octavo.server.api.decode import _REFUSED
-from octavo.server.api.responses.types import ResponsesRequest
+from octavo.server.api.anthropic.messages_structs import MessagesRequest
+from octavo.server.api.body import _REFUSED
+from octavo.server.api.responses.response_structs import ResponsesRequest
 from octavo.server.api.sampling import _SAME_NAME
-from octavo.server.api.types import ChatRequest, CompletionRequest, StreamOptions
+from octavo.server.api.structs import ChatRequest, CompletionRequest, StreamOptions
 from octavo.server.app import ROUTES
 from octavo.server.config import ServerConfig
 
@@ -24,15 +24,15 @@ SECTIONS = (
     (
         "Fields of chats and completions",
         ChatRequest,
-        ("chat.py", "sampling.py", "../reading/input.py", "tools/toolbox.py"),
+        ("chat.py", "sse.py", "sampling.py", "../reading/requests.py", "toolbox.py"),
     ),
     (
         "Fields of chats and completions",
         CompletionRequest,
-        ("completions.py", "sampling.py", "../reading/input.py"),
+        ("completions.py", "sse.py", "sampling.py", "../reading/requests.py"),
     ),
-    ("Fields of responses", ResponsesRequest, ("responses/route.py", "responses/input.py")),
-    ("Anthropic's messages", MessagesRequest, ("anthropic/route.py", "anthropic/input.py")),
+    ("Fields of responses", ResponsesRequest, ("responses/response_route.py", "responses/response_input.py")),
+    ("Anthropic's messages", MessagesRequest, ("anthropic/messages_route.py", "anthropic/messages_input.py")),
 )
 
 

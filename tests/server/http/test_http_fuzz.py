@@ -7,7 +7,7 @@ from http_helpers import LiveServer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from octavo.server.api.types import ChatRequest, CompletionRequest
+from octavo.server.api.structs import ChatRequest, CompletionRequest
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize")
 FIELDS = sorted(

@@ -20,10 +20,10 @@ from tiny_chat import write_model
 
 from octavo import EngineConfig
 from octavo.sampling_params import StructuredOutput
-from octavo.server.api.anthropic import input as messages_input
-from octavo.server.api.anthropic.types import MessagesRequest
-from octavo.server.api.responses import input as responses_input
-from octavo.server.api.responses.types import ResponsesRequest
+from octavo.server.api.anthropic import messages_input
+from octavo.server.api.anthropic.messages_structs import MessagesRequest
+from octavo.server.api.responses import response_input
+from octavo.server.api.responses.response_structs import ResponsesRequest
 from octavo.tokenizer.chat_template import ChatTemplate
 
 FIND: dict[str, Any] = {
@@ -103,7 +103,7 @@ def dictate(monkeypatch: pytest.MonkeyPatch) -> Any:
         "chat_params",
         lambda *given: replace(chat_params(*given), structured=chosen.get("now")),
     )
-    monkeypatch.setattr(responses_input, "_structured", lambda _: chosen.get("now"))
+    monkeypatch.setattr(response_input, "_structured", lambda _: chosen.get("now"))
 
     def say(text: str | None) -> None:
         chosen.clear()
@@ -170,7 +170,7 @@ def responses(server: LiveServer, client: Any, text: str, most: int, dictate: An
         body = {"input": turns, "tools": [tool], "max_output_tokens": 1}
         found = server.post("/v1/responses", body)
         assert found.status_code == 200, (items, found.text)
-        renders(responses_input.chat_of(msgspec.convert(body, ResponsesRequest)).messages, items)
+        renders(response_input.chat_of(msgspec.convert(body, ResponsesRequest)).messages, items)
 
 
 def blocks(server: LiveServer, client: Any, text: str, most: int, dictate: Any) -> None:

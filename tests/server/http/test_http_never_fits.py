@@ -9,7 +9,7 @@ import pytest
 from http_helpers import LiveServer, chat
 
 from octavo.server.api import logprobs
-from octavo.server.api.prompts import Prompts
+from octavo.server.api.prompt_tokens import Prompts
 
 CHAT, TEXT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 Serve = Callable[..., LiveServer]

@@ -9,7 +9,7 @@ import pytest
 from body_cases import ROUTES, places, replaced, with_nulls
 from http_helpers import LiveServer
 
-from octavo.server.api.decode import decode
+from octavo.server.api.body import decode
 
 # Every JSON type, empty and not.
 VALUES: tuple[Any, ...] = (

@@ -14,9 +14,9 @@ from octavo.errors import (
     OutOfMemoryError,
     QueueFullError,
 )
+from octavo.server.api_errors import as_api_error
 from octavo.server.config import ServerConfig
-from octavo.server.errors import as_api_error
-from octavo.server.logs import JsonFormatter, configure_logging
+from octavo.server.startup import JsonFormatter, configure_logging
 
 CHAT = "/v1/chat/completions"
 Serve = Callable[..., LiveServer]

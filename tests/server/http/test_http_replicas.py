@@ -21,7 +21,7 @@ from http_helpers import LiveServer, eventually, free_port, start_process
 from tiny_chat import write_model
 
 from octavo.errors import ConfigError
-from octavo.server.replicas.devices import named_gpus, share_of
+from octavo.server.replicas.parent import named_gpus, share_of
 
 TEXT = "/v1/completions"
 OPTIONS = {"num_blocks": 512, "block_size": 16}
@@ -351,9 +351,9 @@ def raise_family(folder: Path, code: int) -> tuple[int, str]:
     program = f"""
 import os, signal, sys
 from octavo.server.config import ServerConfig
-from octavo.server.replicas.family import raise_family
+from octavo.server.replicas.parent import fork_replicas
 
-role = raise_family(ServerConfig(replicas=3, max_restarts=2), "cpu", 1)
+role = fork_replicas(ServerConfig(replicas=3, max_restarts=2), "cpu", 1)
 assert "torch" not in sys.modules
 if role.replica is None:
     signal.pause()

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from http_helpers import LiveServer
 
-from octavo.server.api.responses.input import chat_of
-from octavo.server.api.responses.output import OutputWriter
-from octavo.server.api.responses.types import ResponseEvent, ResponsesRequest
-from octavo.server.parsing.pieces import Piece
+from octavo.server.api.responses.response_input import chat_of
+from octavo.server.api.responses.response_items import OutputWriter
+from octavo.server.api.responses.response_structs import ResponseEvent, ResponsesRequest
+from octavo.server.parsing.piece import Piece
 from octavo.tokenizer.messages import checked_messages
 
 URL = "/v1/responses"

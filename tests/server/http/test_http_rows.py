@@ -61,7 +61,7 @@ def test_a_server_imports_no_model_code_and_no_second_framework() -> None:
     """Nothing that runs code from model folders, and no validation beside msgspec."""
     heavy = {"transformers", "pydantic", "fastapi", "uvicorn", "accelerate", "einops"}
     program = (
-        "import sys; import octavo.cli.serve, octavo.server.run, octavo.server.app, octavo.engine.engine; "
+        "import sys, octavo.cli.serve, octavo.server.serving, octavo.server.app, octavo.engine.engine; "
         f"print(sorted({heavy} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

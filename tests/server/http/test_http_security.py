@@ -14,8 +14,8 @@ from http_helpers import LiveServer, chat
 import octavo.server
 from octavo.errors import ConfigError
 from octavo.server.app import ROUTES
-from octavo.server.auth import KeyRing
 from octavo.server.config import ServerConfig
+from octavo.server.entry.door import KeyRing
 
 CHAT = "/v1/chat/completions"
 KEY, OTHER = "sk-0123456789abcdef", "sk-fedcba9876543210"
@@ -134,7 +134,7 @@ def test_keys_are_hashed_and_compared_in_constant_time(monkeypatch: pytest.Monke
         compared.append(other)
         return one == other
 
-    monkeypatch.setattr("octavo.server.auth.hmac.compare_digest", compare)
+    monkeypatch.setattr("octavo.server.entry.door.hmac.compare_digest", compare)
     assert ring.holder({b"authorization": f"Bearer {KEY}".encode()}) == ring._digests[0]
     # All of them, although the first one was right.
     assert compared == ring._digests

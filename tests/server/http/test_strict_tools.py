@@ -16,6 +16,7 @@ from octavo.engine.structured.grammar_vocabulary import read_vocabulary
 from octavo.errors import StructuredOutputError
 from octavo.sampling_params import StructuredOutput
 from octavo.server.parsing.answer import AnswerReader, read_answer
+from octavo.server.parsing.answer_grammars import GrammarWriter, harmony_grammar
 from octavo.server.parsing.call_formats import (
     LLAMA,
     MISTRAL,
@@ -24,9 +25,7 @@ from octavo.server.parsing.call_formats import (
     CallFormat,
     hermes,
 )
-from octavo.server.parsing.grammars import GrammarWriter
-from octavo.server.parsing.harmony.grammar import harmony_grammar
-from octavo.server.parsing.harmony.messages import harmony_of
+from octavo.server.parsing.harmony import harmony_of
 from octavo.tokenizer import Tokenizer
 
 URL = "/v1/chat/completions"

@@ -14,12 +14,12 @@ import server_process  # noqa: F401  (finds what benchmarks share)
 from support.fake_engine import FakeEngine
 
 from octavo.engine.engine import Engine
-from octavo.server.address import url_of
 from octavo.server.app import make_app
 from octavo.server.config import ServerConfig
 from octavo.server.loop.engine_loop import EngineLoop
-from octavo.server.restart.supervisor import READY
-from octavo.server.run import serve
+from octavo.server.serving import serve
+from octavo.server.startup import url_of
+from octavo.server.supervisor import READY
 
 
 class TickingEngine(FakeEngine):

@@ -1,1 +1,0 @@
-"""What people type who come from another server, and Octavo's answer."""

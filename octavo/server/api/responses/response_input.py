@@ -1,0 +1,177 @@
+"""Converts the input of /v1/responses to a chat."""
+
+from typing import Any
+
+from octavo.sampling_params import SamplingParams, StructuredOutput
+from octavo.server.api.body import decode
+from octavo.server.api.responses.response_structs import (
+    NamedResponseTool,
+    ResponsesRequest,
+    ResponseTool,
+    TextFormat,
+)
+from octavo.server.api.sampling import Defaults
+from octavo.server.api.structs import ChatRequest, FunctionChoice, FunctionTool, NamedTool, Tool, ToolChoice
+from octavo.server.api_errors import ApiError, refused
+from octavo.server.reading.requests import ChatInput
+
+_PARTS = ("input_text", "output_text", "text", "reasoning_text")
+_KNOWN = {
+    "message": {"type", "id", "status", "role", "content"},
+    # OpenAI's client adds what it has parsed.
+    "function_call": {"type", "id", "status", "call_id", "name", "arguments", "parsed_arguments"},
+    "function_call_output": {"type", "id", "status", "call_id", "output"},
+    "reasoning": {"type", "id", "status", "content", "summary"},
+}
+
+
+def parse_response(body: bytes, defaults: Defaults) -> ChatInput:
+    """Decode a body of /v1/responses.
+
+    Raises:
+        ApiError, SamplingParamsError: it is malformed, or a value is out of range.
+    """
+    fields = decode(body, ResponsesRequest)
+    if fields.top_logprobs:
+        raise refused("top_logprobs", "is not supported here; use /v1/chat/completions")
+    most = fields.max_output_tokens
+    if most is not None and not 1 <= most < 2**31:
+        raise refused("max_output_tokens", f"must be an integer in [1, {2**31 - 1}], got {most}")
+    options: dict[str, Any] = {**defaults, "max_tokens": fields.max_output_tokens}
+    for name in ("temperature", "top_p"):
+        if getattr(fields, name) is not None:
+            options[name] = getattr(fields, name)
+    params = SamplingParams(**options, structured=_structured(format_of(fields)))
+    return ChatInput(fields, chat_of(fields), params)
+
+
+def format_of(fields: ResponsesRequest) -> TextFormat:
+    """Return what the answer must be."""
+    found = None if fields.text is None else fields.text.format
+    return TextFormat(type="text") if found is None else found
+
+
+def _structured(fields: TextFormat) -> StructuredOutput | None:
+    if fields.type == "json_schema":
+        if fields.schema is None:
+            raise refused("text", "needs a schema in its format, of type json_schema")
+        return StructuredOutput(json_schema=fields.schema)
+    return StructuredOutput(json_object=True) if fields.type == "json_object" else None
+
+
+def chat_of(fields: ResponsesRequest) -> ChatRequest:
+    """Return a request as a chat: its messages and its tools.
+
+    Raises:
+        ApiError: an item is of a kind that is not supported.
+    """
+    messages: list[dict[str, Any]] = []
+    if fields.instructions is not None:
+        messages.append({"role": "system", "content": fields.instructions})
+    if isinstance(fields.input, str):
+        messages.append({"role": "user", "content": fields.input})
+    else:
+        for index, item in enumerate(fields.input):
+            _add(messages, item, f"input[{index}]")
+    choice = fields.tool_choice
+    named: ToolChoice | None = (
+        NamedTool(type="function", function=FunctionChoice(name=choice.name))
+        if isinstance(choice, NamedResponseTool)
+        else choice
+    )
+    return ChatRequest(
+        messages=messages,
+        tools=[_tool(tool) for tool in fields.tools or ()],
+        tool_choice=named,
+        parallel_tool_calls=fields.parallel_tool_calls,
+        cache_salt=fields.cache_salt,
+        priority=fields.priority,
+    )
+
+
+def _tool(tool: ResponseTool) -> Tool:
+    function = FunctionTool(
+        name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
+    )
+    return Tool(type="function", function=function)
+
+
+def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> None:
+    """Add an item. Reasoning, text and calls of one turn become one message of the assistant."""
+    item = {name: value for name, value in item.items() if value is not None}
+    kind = item.get("type", "message")
+    if not isinstance(kind, str) or kind not in _KNOWN:
+        text = f"{where}.type: expected one of {', '.join(_KNOWN)}, got {kind!r}"
+        raise ApiError(400, text[:400], param=f"{where}.type")
+    for name in ("role", "call_id", "name", "arguments"):
+        if not isinstance(item.get(name, ""), str):
+            text = f"{where}.{name}: expected a string, got {type(item[name]).__name__}"
+            raise ApiError(400, text, param=f"{where}.{name}")
+    if kind == "message" and "role" not in item:
+        raise ApiError(400, f"{where}.role: expected a string, got none", param=f"{where}.role")
+    unknown = sorted(name for name in item if name not in _KNOWN[kind])
+    if unknown:
+        raise ApiError(400, f"{where}: unknown field {unknown[0]!r}", param=where, code="unknown_field")
+    if kind == "function_call_output":
+        output = _content(item.get("output"), f"{where}.output")
+        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
+    elif kind == "function_call":
+        function = {"name": item.get("name"), "arguments": item.get("arguments")}
+        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        _turn(messages, calls=True).setdefault("tool_calls", []).append(call)
+    elif kind == "reasoning":
+        parts = _parts(item.get("content", []), f"{where}.content")
+        if parts:
+            turn = _turn(messages)
+            before = [turn["reasoning_content"]] if "reasoning_content" in turn else []
+            turn["reasoning_content"] = "\n".join([*before, *(part["text"] for part in parts)])
+    elif item.get("role") == "assistant":
+        _say(messages, _content(item.get("content", ""), f"{where}.content"))
+    else:
+        messages.append(
+            {"role": item.get("role"), "content": _content(item.get("content"), f"{where}.content")}
+        )
+
+
+def _turn(messages: list[dict[str, Any]], *, calls: bool = False) -> dict[str, Any]:
+    """Return the assistant's unfinished message, or a new one. Calls come last in it."""
+    last = messages[-1] if messages else {"role": None}
+    is_under_way = last["role"] == "assistant" and (calls or last.keys() <= {"role", "reasoning_content"})
+    if not is_under_way:
+        messages.append({"role": "assistant"})
+    return messages[-1]
+
+
+def _say(messages: list[dict[str, Any]], content: Any) -> None:
+    """Add text to the assistant's turn; after a call it goes on with the text before that."""
+    last = messages[-1] if messages else {}
+    if "tool_calls" in last and isinstance(content, str | list):
+        last["content"] = _text(last.get("content")) + _text(content)
+    else:
+        _turn(messages)["content"] = content
+
+
+def _text(content: Any) -> str:
+    return "\n".join(part["text"] for part in content) if isinstance(content, list) else content or ""
+
+
+def _content(content: Any, where: str) -> Any:
+    if not isinstance(content, str | list):
+        text = f"{where}: expected a text or a list of parts, got {type(content).__name__}"
+        raise ApiError(400, text, param=where)
+    return _parts(content, where) if isinstance(content, list) else content
+
+
+def _parts(parts: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(parts, list):
+        raise ApiError(400, f"{where}: expected a list of parts, got {type(parts).__name__}", param=where)
+    return [_part(part, f"{where}[{index}]") for index, part in enumerate(parts)]
+
+
+def _part(part: object, where: str) -> dict[str, Any]:
+    if not isinstance(part, dict) or part.get("type") not in _PARTS:
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        raise ApiError(400, f"{where}: only text is supported, got {kind!r}", param=where)
+    if not isinstance(part.get("text"), str):
+        raise ApiError(400, f"{where}.text: expected a string", param=where)
+    return {"type": "text", "text": part["text"]}

@@ -1,0 +1,203 @@
+"""Requests and answers of /v1/responses."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from octavo.server.api.structs import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    FunctionTool,
+    JsonObject,
+    Priority,
+    RequestId,
+    Salt,
+)
+
+
+class TextFormat(Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """The required form of the answer. All schemas are strict."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    schema: JsonObject | bool | None = None
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextOptions(Struct, forbid_unknown_fields=True, kw_only=True):
+    """How the answer is written; None: as text."""
+
+    format: TextFormat | None = None
+    # Accepted and without effect, as it is what a model does by itself.
+    verbosity: Literal["medium"] | None = None
+
+
+class ResponseStreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Accepted and without effect: events are not padded."""
+
+    include_obfuscation: bool | None = None
+
+
+class ResponseTool(FunctionTool, forbid_unknown_fields=True, kw_only=True):
+    """A function that may be called."""
+
+    type: Literal["function"]
+
+
+class NamedResponseTool(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    name: str
+
+
+class ResponsesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /v1/responses, without what needs a memory: nothing is stored."""
+
+    input: str | Annotated[list[JsonObject], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    model: str | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    text: TextOptions | None = None
+    tools: Annotated[list[ResponseTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedResponseTool | None = None
+    parallel_tool_calls: bool | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    cache_salt: Salt | None = None
+    priority: Priority | None = None
+    request_id: RequestId | None = None
+    # Accepted and without effect.
+    store: bool | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    service_tier: str | None = None
+
+
+class OutputText(Struct, kw_only=True):
+    """The text of a message."""
+
+    text: str
+    type: Literal["output_text"] = "output_text"
+    annotations: list[Any] = []
+    logprobs: list[Any] = []
+
+
+class OutputMessage(Struct, kw_only=True, tag_field="type", tag="message"):
+    """An answer's message."""
+
+    id: str
+    status: str
+    content: list[OutputText]
+    role: Literal["assistant"] = "assistant"
+
+
+class ReasoningText(Struct, kw_only=True):
+    """The text of reasoning."""
+
+    text: str
+    type: Literal["reasoning_text"] = "reasoning_text"
+
+
+class ReasoningItem(Struct, kw_only=True, tag_field="type", tag="reasoning"):
+    """The reasoning before an answer."""
+
+    id: str
+    status: str
+    content: list[ReasoningText]
+    summary: list[Any] = []
+
+
+class FunctionCallItem(Struct, kw_only=True, tag_field="type", tag="function_call"):
+    """A call of a function."""
+
+    id: str
+    status: str
+    call_id: str
+    name: str
+    arguments: str
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCallItem
+
+
+class InputDetails(Struct):
+    """How much of the input came from the prefix cache."""
+
+    cached_tokens: int
+
+
+class OutputDetails(Struct):
+    """How much of the output is reasoning; always 0, as it is not counted separately."""
+
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(Struct, kw_only=True):
+    """Tokens of an answer."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class Reason(Struct):
+    """Why an answer is incomplete."""
+
+    reason: str
+
+
+class ResponseObject(Struct, kw_only=True):
+    """Answer of POST /v1/responses."""
+
+    id: str
+    created_at: int
+    model: str
+    status: str
+    output: list[OutputItem]
+    object: Literal["response"] = "response"
+    error: None = None
+    incomplete_details: Reason | None = None
+    instructions: str | None = None
+    metadata: dict[str, str] = {}
+    max_output_tokens: int | None = None
+    parallel_tool_calls: bool = True
+    previous_response_id: None = None
+    store: bool = False
+    text: TextOptions
+    temperature: float | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedResponseTool = "auto"
+    tools: list[ResponseTool] = []
+    top_p: float | None = None
+    truncation: str = "disabled"
+    usage: ResponseUsage | None = None
+
+
+class ResponseEvent(Struct, kw_only=True):
+    """One event of a streamed answer; which fields it has depends on its type."""
+
+    type: str
+    sequence_number: int = 0
+    response: ResponseObject | UnsetType = UNSET
+    output_index: int | UnsetType = UNSET
+    item: OutputItem | UnsetType = UNSET
+    item_id: str | UnsetType = UNSET
+    content_index: int | UnsetType = UNSET
+    part: OutputText | ReasoningText | UnsetType = UNSET
+    delta: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    logprobs: list[Any] | UnsetType = UNSET
+    code: str | UnsetType | None = UNSET
+    message: str | UnsetType = UNSET
+    param: str | UnsetType | None = UNSET

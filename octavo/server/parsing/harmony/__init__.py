@@ -1,1 +1,0 @@
-"""Harmony: the format of gpt-oss."""

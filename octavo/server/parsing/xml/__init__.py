@@ -1,1 +1,0 @@
-"""The tool calls of Qwen3-Coder."""

@@ -1,0 +1,171 @@
+"""Rules for the parameters of a call in Qwen3-Coder's XML: what a schema allows and the reader reads back."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NoReturn, TypeVar
+
+from octavo.engine.structured.patterns import translated
+from octavo.engine.structured.schemas import FORMATS
+from octavo.errors import StructuredOutputError
+from octavo.server.parsing.grammar_rules import ANY_TEXT, json_rule, pattern_terminal, without
+from octavo.server.parsing.xml_values import END_PARAMETER, PARAMETER, ValueKind, referred
+
+Kind = TypeVar("Kind")
+
+_SAYS_NOTHING = frozenset(
+    {"$comment", "$id", "$schema", "default", "deprecated", "description", "example", "examples", "title"}
+)
+_OF_OBJECTS = _SAYS_NOTHING | {
+    "$defs",
+    "additionalProperties",
+    "definitions",
+    "properties",
+    "required",
+    "type",
+}
+_OF_TEXTS = _SAYS_NOTHING | {"maxLength", "minLength", "pattern", "type"}
+_OF_UNIONS = _SAYS_NOTHING | {"$ref", "anyOf", "oneOf", "type"}
+_KEY = re.compile(r"[^<>\n]{1,256}")
+_MAX_REFERENCES = 16
+_END = f"\n{END_PARAMETER}\n"
+# Another parameter's tag would look as if this one's end was missing.
+_FREE_TEXT = ANY_TEXT + without(PARAMETER)
+
+
+def parameter_rules(rule: str, schema: Mapping[str, Any] | None) -> list[str]:
+    """Return rules of all parameters of a call, in their schema's order.
+
+    Args:
+        rule: the name of the first rule.
+        schema: that of the arguments; None: any arguments.
+
+    Raises:
+        StructuredOutputError: the schema says what text between tags cannot express.
+    """
+    if schema is None:
+        body = f'{json.dumps(PARAMETER)} /[^<>\\n]{{1,256}}/ ">" {rule}_text "\\n"'
+        return [f"{rule}: ({body})*", _text_rule(f"{rule}_text", _FREE_TEXT)]
+    _check(schema, _OF_OBJECTS)
+    required = _a(list, schema, "required") or []
+    properties = dict(_a(dict, schema, "properties") or {})
+    properties |= {key: {} for key in required if key not in properties}
+    parts, rules = [], []
+    for number, (key, value) in enumerate(properties.items()):
+        if not _KEY.fullmatch(str(key)):
+            _refuse(f"the parameter {str(key)[:100]!r}")
+        part = f"{json.dumps(f'{PARAMETER}{key}>', ensure_ascii=False)} {rule}_{number}"
+        parts.append(part if key in required else f"({part})?")
+        rules += _value_rules(f"{rule}_{number}", value, schema)
+    return [f"{rule}: {' '.join(parts)}", *rules]
+
+
+def _value_rules(rule: str, schema: object, root: Mapping[str, Any]) -> list[str]:
+    """Return the rules of one value and of the text around it."""
+    for _ in range(_MAX_REFERENCES):
+        if isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str):
+            _check(schema, _SAYS_NOTHING | {"$ref"})
+            schema = referred(schema["$ref"], root)
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, Mapping):
+        _refuse(f"the schema {json.dumps(schema)[:100]}")
+    kind = ValueKind.of(schema, root)
+    types = kind.types
+    values = [schema["const"]] if "const" in schema else _a(list, schema, "enum")
+    if values is not None:
+        return [_choice_rule(rule, values, kind)]
+    if types is not None and "string" not in types:
+        shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+        return [
+            f'{rule}: "\\n" {rule}_json {json.dumps(_END)}',
+            f"{rule}_json: {json_rule({**schema, **shared})}",
+        ]
+    if types == {"string"} and _keywords(schema) <= _OF_TEXTS:
+        text = _terminal(schema)
+    else:
+        _check_union(schema, root)
+        text = _FREE_TEXT
+    return [f'{rule}: {rule}_text "\\n"', _text_rule(f"{rule}_text", text)]
+
+
+def _choice_rule(rule: str, values: list[Any], kind: ValueKind) -> str:
+    """Return a rule of one of several values, each of which must be read back as itself."""
+    texts = []
+    for value in values:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        is_misread = json.loads(kind.as_json(text)) != value
+        if is_misread or END_PARAMETER in text or PARAMETER in text:
+            _refuse(f"the value {json.dumps(value)[:100]}")
+        texts.append(json.dumps(f"\n{text}{_END}", ensure_ascii=False))
+    if not texts:
+        _refuse("an empty enum")
+    return f"{rule}: {' | '.join(texts)}"
+
+
+def _text_rule(rule: str, terminal: str) -> str:
+    """Return a rule of a text up to its closing tag."""
+    return f"{rule}[suffix={json.dumps(END_PARAMETER)}]: {terminal}"
+
+
+def _terminal(schema: Mapping[str, Any]) -> str:
+    """Return a terminal for a string by its schema, with a line feed at each end if the schema bounds it."""
+    bounds = []
+    if "minLength" in schema or "maxLength" in schema:
+        least, most = _a(int, schema, "minLength") or 0, _a(int, schema, "maxLength")
+        bounds.append(f"(?s:.{{{least},{'' if most is None else most}}})")
+    written = _a(str, schema, "pattern")
+    if written is not None:
+        pattern = translated(written)
+        before = "" if pattern.startswith("^") else "(?s:.*)"
+        after = "" if pattern.endswith("$") and not pattern.endswith(r"\$") else "(?s:.*)"
+        inner = pattern[not before :] if after else pattern[not before : -1]
+        bounds.append(f"{before}(?:{inner}){after}")
+    if not bounds:
+        return _FREE_TEXT
+    terminals = " & ".join(pattern_terminal(f"\n{bound}\n") for bound in bounds)
+    return terminals + without(END_PARAMETER, PARAMETER)
+
+
+def _check_union(schema: Mapping[str, Any], root: Mapping[str, Any]) -> None:
+    """Check that the schema allows any text: as a string, or as the value that it spells."""
+    waiting: list[object] = [schema]
+    seen: set[int] = set()
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        if not isinstance(part, Mapping):
+            _refuse(f"the schema {json.dumps(part)[:100]}")
+        _check(part, _OF_UNIONS)
+        waiting += [*(_a(list, part, "anyOf") or ()), *(_a(list, part, "oneOf") or ())]
+        if "$ref" in part:
+            waiting.append(referred(part["$ref"], root))
+
+
+def _a(kind: type[Kind], schema: Mapping[str, Any], key: str) -> Kind | None:
+    """Return a keyword's value, its type checked; None if the keyword is missing."""
+    value = schema.get(key)
+    if value is not None and type(value) is not kind:
+        _refuse(f"{key!r} of type {type(value).__name__}")
+    return value
+
+
+def _check(schema: Mapping[str, Any], known: frozenset[str]) -> None:
+    unknown = sorted(_keywords(schema) - known)
+    if unknown:
+        _refuse(f"{unknown[0]!r} of a schema")
+
+
+def _keywords(schema: Mapping[str, Any]) -> set[str]:
+    """Return a schema's keywords, without a format that is an annotation."""
+    return {
+        name
+        for name, value in schema.items()
+        if name != "format" or not isinstance(value, str) or value in FORMATS
+    }
+
+
+def _refuse(what: str) -> NoReturn:
+    raise StructuredOutputError(f"{what} cannot be held to in this model's format, where values are texts")

@@ -1,1 +1,0 @@
-"""Starts the server again in a new process when its engine dies."""
