@@ -19,11 +19,11 @@ from functools import partial
 
 from octavo.config import EngineConfig
 from octavo.engine.engine_stats import EngineStats
-from octavo.engine.load_model import log_plan, make_runner, plan_model, read_decoder
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.prompt_reader import Prompt, PromptReader, TokenIds
 from octavo.engine.ranks import LeaderRunner, start_ranks
 from octavo.engine.request_maker import REHEARSAL, REHEARSAL_TOKENS, RequestMaker, salt_bytes
+from octavo.engine.runner_setup import log_plan, make_runner, plan_model, read_decoder
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.step.result import PrepareProgress, StepRunner
 from octavo.engine.step.steps import Steps

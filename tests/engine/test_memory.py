@@ -10,8 +10,8 @@ from tiny_model import TINY_LLAMA
 
 from octavo import EngineConfig
 from octavo.attention.choice import choose_impl
-from octavo.engine.load_model import plan_model, read_decoder
 from octavo.engine.memory import ExecutionPlan, plan_execution
+from octavo.engine.runner_setup import plan_model, read_decoder
 from octavo.errors import ConfigError, OutOfMemoryError
 from octavo.forms.base import Storage
 from octavo.forms.float8 import FLOAT8_ROWS

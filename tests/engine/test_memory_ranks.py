@@ -13,8 +13,8 @@ from tiny_model import TINY_LLAMA
 from torch import Tensor
 
 from octavo import EngineConfig
-from octavo.engine.load_model import make_runner, read_decoder
 from octavo.engine.memory import plan_execution, rank_device, require_devices
+from octavo.engine.runner_setup import make_runner, read_decoder
 from octavo.errors import ConfigError
 from octavo.models import ModelConfig, stored_matrices
 from octavo.models.source import ModelSource

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from octavo.config import EngineConfig
-from octavo.engine.load_model import make_runner, plan_model, read_decoder
 from octavo.engine.memory import ExecutionPlan
 from octavo.engine.ranks.mirror import Checksum, ReceivedMasks, StepReader, require_equal
 from octavo.engine.ranks.records import (
@@ -34,6 +33,7 @@ from octavo.engine.ranks.records import (
     Setup,
     Step,
 )
+from octavo.engine.runner_setup import make_runner, plan_model, read_decoder
 from octavo.engine.step.result import StepResult, StepRunner
 from octavo.errors import EngineError, OctavoError
 from octavo.parallel import PeerLostError, TensorParallel, connect

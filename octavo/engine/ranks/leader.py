@@ -14,13 +14,13 @@ import torch
 
 from octavo.attention.plan.prefix_forest import Sharing
 from octavo.config import EngineConfig
-from octavo.engine.load_model import make_runner, read_decoder
 from octavo.engine.memory import ExecutionPlan, require_devices
 from octavo.engine.ranks.followers import Followers
 from octavo.engine.ranks.mirror import Checksum, SentMasks, StepWriter
 from octavo.engine.ranks.rank_thread import RankThread
 from octavo.engine.ranks.records import Begin, Met, Planned, Prepare, Prepared, Ready, Reset
 from octavo.engine.request import Request
+from octavo.engine.runner_setup import make_runner, read_decoder
 from octavo.engine.step.result import LateWork, PrepareProgress, StepResult, StepRunner
 from octavo.engine.step.scheduled import SchedulerOutput
 from octavo.errors import ConfigError, EngineDeadError, OctavoError
