@@ -15,8 +15,8 @@ from torch import Tensor
 
 from octavo.forms.blocks import BlockWeight
 from octavo.forms.packed import PackedWeight
-from octavo.models.formats.gguf.blocks import blocks_of
-from octavo.models.formats.gguf.types import GGML_TYPES
+from octavo.models.formats.gguf.gguf_blocks import blocks_of
+from octavo.models.formats.gguf.header import GGML_TYPES
 from octavo.models.formats.schemes import read_scheme
 
 _SHAPES = ((1024, 4096), (4096, 4096), (12288, 4096), (4096, 12288))

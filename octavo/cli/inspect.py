@@ -6,7 +6,7 @@ from dataclasses import replace
 from octavo.cli.inspect_products import print_products
 from octavo.config import EngineConfig
 from octavo.engine.memory import ExecutionPlan, gib, plan_execution, plan_weights
-from octavo.engine.memory.weights import WeightGroup
+from octavo.engine.memory.execution_plan import WeightGroup
 from octavo.errors import OutOfMemoryError
 from octavo.gemm.make_linear import describe_experts, describe_layers
 from octavo.models import (
@@ -20,7 +20,7 @@ from octavo.models import (
     resolve_model,
     stored_matrices,
 )
-from octavo.models.experts.config import ExpertsConfig
+from octavo.models.experts.experts_config import ExpertsConfig
 from octavo.parallel import TensorParallel, expected_sums
 
 Rows = list[tuple[str, str]]

@@ -32,10 +32,10 @@ from octavo.layers.expert_feed_forward import ExpertFeedForward
 from octavo.layers.experts import Experts, ListedExperts
 from octavo.layers.router import Router
 from octavo.models.checkpoint import Checkpoint
-from octavo.models.config import ModelConfig
 from octavo.models.decoder import DecoderLayer
-from octavo.models.experts.config import ExpertsConfig, expert_part, names_expert_parallel
+from octavo.models.experts.experts_config import ExpertsConfig, expert_part, names_expert_parallel
 from octavo.models.experts.loading import ExpertShape, read_stacked
+from octavo.models.model_config import ModelConfig
 from octavo.models.weights import Part
 from octavo.parallel import TensorParallel, shard_heads, shard_range
 

@@ -20,7 +20,7 @@ from octavo.layers.layer_options import LayerOptions
 from octavo.layers.rotary import Rotary
 from octavo.layers.stack import make_stack
 from octavo.layers.steps.cpu_step import CpuStep
-from octavo.models.formats.gguf.blocks import blocks_of, quantised_of, read_as_stored
+from octavo.models.formats.gguf.gguf_blocks import blocks_of, quantised_of, read_as_stored
 from octavo.parallel import TensorParallel
 
 

@@ -19,7 +19,7 @@ from octavo.gemm.cpu.block_linear import BlockLinear, make_layer
 from octavo.kernels.c.compile import FLAGS
 from octavo.layers.experts import ListedExperts
 from octavo.layers.router import route_by_logits
-from octavo.models.formats.gguf.blocks import read_as_stored
+from octavo.models.formats.gguf.gguf_blocks import read_as_stored
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 pytestmark = pytest.mark.skipif(

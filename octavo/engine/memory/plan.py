@@ -9,9 +9,8 @@ import torch
 from octavo.attention.cache import FLOAT8
 from octavo.attention.implementations import choose_impl
 from octavo.config import EngineConfig
-from octavo.engine.memory.devices import device_of, free_bytes_of, free_memory_bytes
-from octavo.engine.memory.execution_plan import ExecutionPlan, gib
-from octavo.engine.memory.weights import dequantised_forms, weight_groups
+from octavo.engine.memory.execution_plan import ExecutionPlan, dequantised_forms, gib, weight_groups
+from octavo.engine.memory.rank_device import device_of, free_bytes_of, free_memory_bytes
 from octavo.engine.memory.working import cpu_working_bytes, gpu_working_bytes, rank_share
 from octavo.errors import ConfigError, OutOfMemoryError
 from octavo.forms.base import Storage
@@ -166,7 +165,7 @@ def _kv_dtype(config: EngineConfig, device: torch.device, dtype: torch.dtype) ->
             f"{device}; use kv_cache_dtype='auto'"
         )
     if config.attention_impl != "auto":
-        # Raises if the implementation cannot run here, or not over such a cache.
+        # This raises if the implementation cannot run here, or not over such a cache.
         choose_impl(config.attention_impl, device.type, kv_dtype, dtype)
     return kv_dtype
 

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 from octavo.config import EngineConfig
-from octavo.engine.memory.devices import device_of
 from octavo.engine.memory.plan import dtype_for, quantization_for
+from octavo.engine.memory.rank_device import device_of
 from octavo.engine.memory.working import rank_share
 from octavo.forms.base import Storage
 from octavo.gemm.explain import TakenRow, explain, explain_experts
 from octavo.gemm.product import MANY, Target
 from octavo.models import ModelConfig, parameter_shapes
-from octavo.models.experts.config import ExpertsConfig
+from octavo.models.experts.experts_config import ExpertsConfig
 from octavo.models.storage import kept_storage
 from octavo.parallel import TensorParallel
 

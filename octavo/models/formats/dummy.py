@@ -50,7 +50,7 @@ class DummyWeights:
         self._seed = seed
         generator = torch.Generator().manual_seed(seed)
         pool = torch.randn(_POOL_SIZE, dtype=torch.float32, generator=generator) * _STANDARD_DEVIATION
-        # Stored twice, so that no read wraps around; rounded once, as rounding takes longer than copying.
+        # The pool is stored twice, so that no read wraps around, and rounded only once for each dtype.
         self._pools = {torch.float32: torch.cat((pool, pool))}
 
     def names(self) -> Set[str]:
@@ -79,7 +79,7 @@ class DummyWeights:
         return out
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
     def _pool(self, dtype: torch.dtype) -> Tensor:
         if dtype not in self._pools:
@@ -102,7 +102,7 @@ class DummyWeights:
 
 
 class DummyMxfp4(DummyWeights):
-    """Dummy weights of which those of experts are MXFP4, of random bytes; a QuantisedSource, too."""
+    """Dummy weights whose experts are MXFP4, made of random bytes; it is a QuantisedSource, too."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], *, seed: int = 0) -> None:
         """Draw the pools; arguments and errors as of DummyWeights."""

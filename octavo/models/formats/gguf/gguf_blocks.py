@@ -84,7 +84,7 @@ def quantised_of(type_name: str, stored: Tensor) -> BlockWeight | Mxfp4Weight:
 
 
 def _mxfp4_of(stored: Tensor) -> Mxfp4Weight:
-    """The file has number i beside number i + 16, an Mxfp4Weight neighbours."""
+    """Reorder numbers: the file has number i beside number i + 16, an Mxfp4Weight beside i + 1."""
     exponents = stored[:, :, 0].contiguous()
     check_exponents("a tensor of the file", exponents)
     even, odd = stored[:, :, 1:].unflatten(2, (-1, 2)).unbind(3)
@@ -209,7 +209,7 @@ def _q6_k(blocks: Tensor, out: Tensor) -> Scales:
 
 
 def _put_nibbles_of_64(packed: Tensor, out: Tensor) -> None:
-    """[n, 128] uint8 to [n, 256]: the low halves of 32 bytes, then their high halves."""
+    """Unpack [n, 128] uint8 to [n, 256]: the low halves of 32 bytes, then their high halves."""
     _put_planes(packed.unflatten(1, (4, BLOCK)), 4, out)
 
 

@@ -1,40 +1,23 @@
-"""Rotary settings of a config.json in all their spellings, old and new."""
+"""What a config.json says of each layer: its window, and its rotary frequencies in all spellings."""
 
 from collections.abc import Mapping
 from typing import get_args
 
 from octavo.errors import FileFormatError, UnsupportedModelError, suggest
 from octavo.layers import RopeConfig
-from octavo.layers.rope_scaling import RopeType
-from octavo.models.config_fields import ConfigFields
+from octavo.layers.rope_scaling import RopeType, without_rotation
+from octavo.models.config_fields import ConfigFields, words
 from octavo.models.families.family import Family
 
 _DEFAULT_THETA = 10_000.0
 _PARTIAL = "partial_rotary_factor"
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 # "finetuned" is a remark that early YaRN checkpoints carry.
-_KNOWN_KEYS = frozenset(
-    {
-        "rope_type",
-        "type",
-        "rope_theta",
-        "factor",
-        "original_max_position_embeddings",
-        "attention_factor",
-        "beta_fast",
-        "beta_slow",
-        "mscale",
-        "mscale_all_dim",
-        "truncate",
-        "low_freq_factor",
-        "high_freq_factor",
-        "factors",
-        "long_factor",
-        "short_factor",
-        _PARTIAL,
-        "finetuned",
-    }
-)
+_KNOWN_KEYS = words(
+    "rope_type type rope_theta factor original_max_position_embeddings attention_factor beta_fast",
+    "beta_slow mscale mscale_all_dim truncate low_freq_factor high_freq_factor factors long_factor",
+    "short_factor finetuned",
+) | {_PARTIAL}
 
 
 def read_ropes(fields: ConfigFields, family: Family, rotary_dim: int) -> dict[str, RopeConfig]:
@@ -52,7 +35,7 @@ def read_ropes(fields: ConfigFields, family: Family, rotary_dim: int) -> dict[st
         UnsupportedModelError: a type or key that Octavo does not have.
         FileFormatError: a value is malformed.
     """
-    parameters = _given_parameters(fields, family)
+    parameters = _rope_parameters(fields, family)
     if family.has_partial_rotary:
         parameters = {name: value for name, value in parameters.items() if name != _PARTIAL}
     nested = {name: parameters[name] for name in _LAYER_TYPES if name in parameters}
@@ -65,13 +48,13 @@ def read_ropes(fields: ConfigFields, family: Family, rotary_dim: int) -> dict[st
     if family.has_local_rope:
         theta = fields.number("rope_local_base_freq", _DEFAULT_THETA, minimum=1.0)
     if family.has_local_rope or nested:
-        # A scaling without layer types is meant for the full layers alone.
+        # A scaling without layer types is meant only for the full layers.
         ropes["sliding_attention"] = _read_rope(fields, nested.get("sliding_attention"), theta, rotary_dim)
     return ropes
 
 
 def read_rotary_dim(fields: ConfigFields, family: Family, head_dim: int) -> int:
-    """Return how many dimensions of a head turn, the first ones, by partial_rotary_factor.
+    """Return how many dimensions of a head, the first ones, are rotated, by partial_rotary_factor.
 
     It may be beside the rotary parameters or among them; among them it counts, as in transformers 5.
 
@@ -80,17 +63,17 @@ def read_rotary_dim(fields: ConfigFields, family: Family, head_dim: int) -> int:
     """
     if not family.has_partial_rotary:
         return head_dim
-    inner = ConfigFields(_given_parameters(fields, family), {}, where=f"{fields.where}: rope_parameters")
-    given = fields if inner.get(_PARTIAL) is None else inner
-    factor = given.number(_PARTIAL, 1.0)
+    inner = ConfigFields(_rope_parameters(fields, family), {}, where=f"{fields.where}: rope_parameters")
+    found = fields if inner.get(_PARTIAL) is None else inner
+    factor = found.number(_PARTIAL, 1.0)
     rotary_dim = int(head_dim * min(factor, 1.0))
     if factor > 1 or rotary_dim < 4 or rotary_dim % 2:
-        raise given.error(_PARTIAL, f"a part of {head_dim} dimensions, an even number of at least 4", factor)
+        raise found.error(_PARTIAL, f"a part of {head_dim} dimensions, an even number of at least 4", factor)
     return rotary_dim
 
 
-def _given_parameters(fields: ConfigFields, family: Family) -> Mapping[str, object]:
-    """The parameters that count, of the two keys a file may have."""
+def _rope_parameters(fields: ConfigFields, family: Family) -> Mapping[str, object]:
+    """Return the parameters that count, of the two keys a file may have."""
     parameters, scaling = fields.mapping("rope_parameters"), fields.mapping("rope_scaling")
     if not parameters or not family.has_local_rope:
         return scaling or parameters
@@ -195,8 +178,104 @@ def _read_stretched(
 
 
 def _number_or_default(fields: ConfigFields, name: str, default: float) -> float:
-    """Return a positive number; 0 counts as not given, as in transformers and llama.cpp."""
+    """Return a positive number; 0 counts as absent, as in transformers and llama.cpp."""
     value = fields.get(name)
     if value is None or (value == 0 and not isinstance(value, bool)):
         return default
     return fields.number(name)
+
+
+def read_layer_types(fields: ConfigFields, family: Family, num_layers: int) -> list[str]:
+    """Return "full_attention" or "sliding_attention" for each layer.
+
+    Raises:
+        UnsupportedModelError: a layer is of another type, or layers mix types where the family has one.
+        FileFormatError: a field is missing or malformed.
+    """
+    by_rule = [_slides(fields, family, index) for index in range(num_layers)]
+    names = ["sliding_attention" if slides else "full_attention" for slides in by_rule]
+    value = fields.get("layer_types")
+    if value is None:
+        return names
+    if not isinstance(value, list) or len(value) != num_layers:
+        raise fields.error("layer_types", f"a list of {num_layers} names, one per layer", value)
+    for name in value:
+        if name not in ("full_attention", "sliding_attention"):
+            raise UnsupportedModelError(f"{fields.where}: layer type {name!r} is not supported")
+    if family.window_rule in ("never", "always") and value != names:
+        raise UnsupportedModelError(
+            f"{fields.where}: layer_types that differ from {names[0]!r} are not supported"
+        )
+    return value
+
+
+def read_windows(fields: ConfigFields, layer_types: list[str]) -> tuple[int | None, ...]:
+    """Return each layer's window in tokens; None: all.
+
+    Raises:
+        FileFormatError: layers slide, but the window is missing or malformed.
+    """
+    if "sliding_attention" not in layer_types:
+        return (None,) * len(layer_types)
+    if fields.get("sliding_window") is None:
+        raise fields.error("sliding_window", "a number of tokens, as layer_types has sliding layers", None)
+    window = fields.integer("sliding_window")
+    return tuple(window if layer_type == "sliding_attention" else None for layer_type in layer_types)
+
+
+def read_layer_ropes(
+    fields: ConfigFields,
+    family: Family,
+    layer_types: list[str],
+    ropes: dict[str, RopeConfig],
+    rotary_dim: int,
+) -> list[RopeConfig]:
+    """Return each layer's rotary frequencies.
+
+    Args:
+        fields: of config.json.
+        family: its family.
+        layer_types: of each layer.
+        ropes: those of each type of layer.
+        rotary_dim: rotated dimensions of a head.
+
+    Raises:
+        FileFormatError: no_rope_layers is malformed.
+    """
+    none = without_rotation(rotary_dim)
+    return [
+        ropes[layer_type] if _has_rope(fields, family, index) else none
+        for index, layer_type in enumerate(layer_types)
+    ]
+
+
+def _slides(fields: ConfigFields, family: Family, index: int) -> bool:
+    if fields.get("sliding_window") is None:
+        return False
+    if family.window_rule == "all_but_every_nth":
+        return (index + 1) % fields.integer("sliding_window_pattern") != 0
+    if family.window_rule == "after_max_window_layers":
+        return fields.boolean("use_sliding_window") and index >= fields.integer(
+            "max_window_layers", minimum=0
+        )
+    if family.window_rule == "when_used":
+        return fields.boolean("use_sliding_window")
+    if family.window_rule == "without_rope":
+        return fields.boolean("use_sliding_window") and not _has_rope(fields, family, index)
+    if family.window_rule == "never":
+        raise UnsupportedModelError(
+            f"{fields.where}: {family.architecture} with a sliding_window is not supported"
+        )
+    return True
+
+
+def _has_rope(fields: ConfigFields, family: Family, index: int) -> bool:
+    """Return whether a layer rotates queries and keys: no_rope_layers has 1 for layers that do."""
+    if not family.has_nope_layers:
+        return True
+    value = fields.get("no_rope_layers")
+    if value is None:
+        return (index + 1) % fields.integer("no_rope_layer_interval") != 0
+    if not isinstance(value, list) or len(value) <= index or value[index] not in (0, 1):
+        raise fields.error("no_rope_layers", "a list of 0 or 1 for each layer", value)
+    return bool(value[index])

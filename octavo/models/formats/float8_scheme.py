@@ -20,10 +20,10 @@ from torch import Tensor
 from octavo.errors import ConfigError, UnsupportedModelError, WeightsError
 from octavo.forms.base import Storage
 from octavo.forms.float8 import FLOAT8_ROWS, Float8Weight
-from octavo.models.config_fields import ConfigFields
+from octavo.models.config_fields import ConfigFields, words
 from octavo.models.formats.matrix_schemes import MatrixScheme
-from octavo.models.formats.quantised_tensors import FLOATS
-from octavo.models.formats.scheme_fields import check_cache, check_patterns, read_block, words
+from octavo.models.formats.quantised_tensors import FLOATS, matrix_shape
+from octavo.models.formats.scheme_fields import check_cache, check_patterns, read_block
 from octavo.models.weights import Part, StoredTensors, slice_bounds
 
 _TYPE, _EXPONENTS = "F8_E4M3", "U8"
@@ -91,9 +91,7 @@ class Float8Scheme(MatrixScheme):
     def matrix(self, tensors: StoredTensors, name: str) -> "_Matrix":
         """See MatrixScheme."""
         layer = name.removesuffix("weight")
-        names, shape = tensors.names(), tensors.shape(name)
-        if len(shape) != 2:
-            raise WeightsError(f"{name} is {list(shape)}, expected 2 dimensions")
+        names, shape = tensors.names(), matrix_shape(tensors, name)
         scale, input_scale = layer + self.scale_name, f"{layer}input_scale"
         if self.tile is None and scale not in names and f"{scale}_inv" in names:
             # transformers has one name for scales of tiles and of whole matrices.
@@ -107,7 +105,7 @@ class Float8Scheme(MatrixScheme):
             _check_shape(tensors, input_scale, (1,))
             used.add(input_scale)
         tile = self._tile(tensors, scale, shape)
-        matrix = _Matrix(tensors, name, scale, (shape[0], shape[1]), tile, used, self.has_exponents)
+        matrix = _Matrix(tensors, name, scale, shape, tile, used, self.has_exponents)
         _check_shape(tensors, scale, matrix.num_scales, {_EXPONENTS} if self.has_exponents else FLOATS)
         return matrix
 
@@ -137,7 +135,7 @@ class _Matrix:
 
     @property
     def num_scales(self) -> tuple[int, int]:
-        """Scales above one another and side by side."""
+        """How many scales there are along the rows and along the columns."""
         return -(-self.shape[0] // self.tile[0]), -(-self.shape[1] // self.tile[1])
 
     @property
@@ -163,7 +161,7 @@ class _Matrix:
         values = self.source.read_stored(self.name, rows=slice(start, stop), columns=slice(first, last))
         scales = self._read_scales()[start // height : -(-stop // height), first // width : -(-last // width)]
         if width >= self.shape[1] or start % height or (stop % height and stop != self.shape[0]):
-            # A scale for each row, and a part of the tiles' rows.
+            # Each row gets its tile's scale, and only the rows of the part stay.
             scales = scales.repeat_interleave(height, 0)[start % height :][: stop - start]
             height = 1
         return Float8Weight(values, scales.contiguous(), height, min(width, last - first)).to(device)

@@ -10,7 +10,7 @@ from octavo.engine.memory import ExecutionPlan, gib, plan_execution
 from octavo.engine.memory.working import rank_share
 from octavo.engine.model_runner import ModelRunner
 from octavo.engine.step.result import StepRunner
-from octavo.engine.structured.masks import TokenMasks
+from octavo.engine.structured.token_masks import TokenMasks
 from octavo.errors import ConfigError
 from octavo.models import (
     Decoder,
@@ -90,7 +90,7 @@ def make_runner(decoder: Decoder, plan: ExecutionPlan, masks: TokenMasks | None 
     """
     _check_decoder(decoder, plan)
     cache = _allocate_kv_cache(decoder, plan)
-    # On a CPU, too: there it compiles the attention kernels on first use, for which no request should wait.
+    # This call also compiles the attention kernels of a CPU on first use, so that no request waits for them.
     impl = choose_impl(decoder.attention_impl, plan.device.type, cache.data.dtype, plan.dtype)
     if plan.device.type == "cuda" and impl == "triton":
         from octavo.engine.gpu.kernel_cache import KernelCache

@@ -16,7 +16,7 @@ from octavo.engine.step.scheduled import ScheduledRequest
 from octavo.kernels.copies import to_device
 from octavo.kv import BlockTables
 
-# In place of a token that only the device knows; GpuRunner writes the real one over it.
+# Stand-in for a token that only the device knows; GpuRunner overwrites it with the real one.
 _UNKNOWN = array("i", [0])
 
 

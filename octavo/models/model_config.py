@@ -8,12 +8,17 @@ from octavo.errors import ConfigError, FileFormatError, UnsupportedModelError
 from octavo.kernels.clamped_swiglu import LIMIT, NAME, SLOPE
 from octavo.layers import RopeConfig
 from octavo.models.config_fields import ConfigFields
-from octavo.models.experts.config import NUM_EXPERTS_KEYS, ExpertsConfig, read_experts
+from octavo.models.experts.experts_config import NUM_EXPERTS_KEYS, ExpertsConfig, read_experts
 from octavo.models.families.family import Family
-from octavo.models.families.layers import read_layer_ropes, read_layer_types, read_windows
+from octavo.models.families.layer_fields import (
+    read_layer_ropes,
+    read_layer_types,
+    read_ropes,
+    read_rotary_dim,
+    read_windows,
+)
 from octavo.models.families.registry import find_family
-from octavo.models.families.ropes import read_ropes, read_rotary_dim
-from octavo.models.formats.mxfp4 import Mxfp4Scheme
+from octavo.models.formats.float4 import Mxfp4Scheme
 from octavo.models.formats.schemes import Scheme, read_scheme
 from octavo.parallel import TensorParallel, shard_whole
 
@@ -27,7 +32,7 @@ _ACTIVATIONS = {
 # Constants of gpt-oss's activation.
 _SWIGLU_VALUES = {"swiglu_limit": (LIMIT,), "swiglu_alpha": (SLOPE,)}
 
-# Keys whose features Octavo does not support, and the values, besides null, that switch the feature off.
+# Keys of unsupported features, and the values, besides null, that switch the feature off.
 _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "partial_rotary_factor": (1,),
     "rope_interleaved": (False,),
@@ -66,7 +71,7 @@ class ModelConfig:
         num_heads: query heads.
         num_kv_heads: key/value heads; divides num_heads.
         head_dim: dimension of a head; even.
-        rotary_dim: of these, the first ones, which turn by the position; even.
+        rotary_dim: how many of these, the first ones, are rotated by the position; even.
         max_position_embeddings: longest context in tokens, with YaRN's stretching.
         rms_norm_eps: added to mean squares.
         norm_weight_offset: added to stored norm weights; Gemma stores weight - 1.
@@ -74,11 +79,7 @@ class ModelConfig:
         has_qkv_bias: q, k and v projections have biases.
         has_output_bias: the attention output projection has a bias.
         has_mlp_bias: the feed-forward projections have biases.
-        has_qk_norm: query and key heads are normalised before the rotation.
-        has_wide_qk_norm: queries are normalised over all heads before the rotation, and keys likewise.
-        has_post_norms: attention and feed-forward outputs are normalised before the residual sum.
-        has_fused_projections: checkpoints store q, k and v in one matrix, and gate and up in one.
-        has_sinks: each query head sees one more key, whose score is a weight and whose value is 0.
+        has_qk_norm, has_wide_qk_norm, has_post_norms, has_fused_projections, has_sinks: see Family.
         embedding_multiplier: factor of embeddings.
         attention_scale: factor of q.k.
         attention_softcap: bound of attention scores; 0: none.
@@ -225,7 +226,7 @@ def _require_neutral(fields: ConfigFields, family: Family) -> None:
 
 
 def _text_part(config: Mapping[str, object]) -> Mapping[str, object]:
-    """A text-only checkpoint may keep its fields one level down."""
+    """Return the fields of the text model, which a text-only checkpoint may keep one level down."""
     text = config.get("text_config")
     if text is None:
         return config

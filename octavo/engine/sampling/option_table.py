@@ -50,7 +50,7 @@ class Option(NamedTuple):
         name: of the kernels' column, or of the user's parameter.
         path: what it needs.
         neutral: the value that asks for nothing.
-        read: takes the value off a request.
+        read: returns the value of a request.
         dtype: of the column on the device; void where there is none.
     """
 

@@ -1,4 +1,4 @@
-"""What a network's experts are: read from config.json, named in checkpoints."""
+"""The experts of a network: their number, sizes and layers, read from config.json."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from octavo.models.config_fields import ConfigFields
 from octavo.models.families.family import ExpertFamily
 from octavo.parallel import TensorParallel, shard_blocks, shard_range
 
-# transformers 5 writes the second where some families' models on the hub have the first.
+# Models of some families have the first key on the hub, where transformers 5 writes the second.
 NUM_EXPERTS_KEYS = ("num_experts", "num_local_experts")
 
 
@@ -43,7 +43,7 @@ class ExpertsConfig:
 
     @property
     def here(self) -> range:
-        """The experts of which something is here."""
+        """The experts of which this rank holds at least a part."""
         return range(self.number) if self.held is None else self.held
 
 
@@ -91,7 +91,7 @@ def expert_part(experts: ExpertsConfig, parallel: TensorParallel) -> range:
 
 @contextmanager
 def names_expert_parallel(experts: ExpertsConfig, parallel: TensorParallel) -> Iterator[None]:
-    """Add to an error inside, where experts are cut, what needs no cut."""
+    """Add to an error about cutting experts that expert parallelism cuts none."""
     try:
         yield
     except ConfigError as error:

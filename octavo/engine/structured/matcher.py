@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 # All matchers of a grammar share one lexer, whose states are limited and never forgotten. Requests that come
-# later get a new one after so many tokens: few grammars make twenty states of each.
+# later get a new one after this many tokens; hardly any grammar makes twenty states of each.
 _MAX_TOKENS = 5000
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from octavo.engine.request import Request
-from octavo.engine.sampling.options import COLUMNS
+from octavo.engine.sampling.option_table import COLUMNS
 from octavo.kernels.copies import to_device
 from octavo.kv import BlockTables
 
@@ -16,7 +16,7 @@ class SamplingRows:
     """Sampling options of R sequences, as the kernels read them.
 
     Attributes:
-        columns: one tensor [R] for each of options.COLUMNS, in that order.
+        columns: one tensor [R] for each of option_table.COLUMNS, in that order.
     """
 
     def __init__(self, num_rows: int, device: torch.device) -> None:

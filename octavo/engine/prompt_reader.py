@@ -98,7 +98,7 @@ class PromptReader:
         return token_ids
 
     def read_integers(self, token_ids: TokenIds) -> TokenIds:
-        """Return a prompt's token ids, of which only that they are integers is known.
+        """Return a prompt's token ids, which are known to be integers and nothing more.
 
         Raises:
             PromptError, RequestTooLongError: as `read`.
