@@ -45,7 +45,7 @@ def check_bfloat16(pick):
     rows, outputs, columns = pick.randint(0, 14), pick.randint(4, 30), pick.randint(1, 70)
     weight, x = torch.randn(outputs, columns).bfloat16(), torch.randn(rows, columns)
     bias = torch.randn(outputs) if pick.random() < 0.5 else None
-    layer = CompiledFewRows.of_bfloat16(weight, bias)
+    layer = CompiledFewRows.from_bfloat16(weight, bias)
     got = layer(x)
     close(got, torch.nn.functional.linear(x, weight.float(), bias), scale=10.0)
     for row in range(rows):
@@ -63,7 +63,7 @@ def check_float8(pick):
     stop = pick.randint(start + 1, outputs)
     rounded = weight.dequantise()[start:stop].bfloat16()
     assert torch.equal(rows_in_bfloat16(weight, start, stop), rounded)
-    layer = CompiledFewRows.of_float8(weight, bias)
+    layer = CompiledFewRows.from_float8(weight, bias)
     got = layer(x)
     close(got, torch.nn.functional.linear(x, weight.dequantise(), bias), scale=10.0)
     for row in range(rows):
