@@ -17,7 +17,7 @@ from octavo.layers.norm import RMSNorm
 class Router:
     """Softmax over all experts' logits, then the k most probable experts.
 
-    Logits and probabilities are float32. Of experts with equal logits, those of lower index come first.
+    Logits and probabilities are float32. Experts with equal logits come in the order of their indices.
 
     Attributes:
         weight: [E, hidden].

@@ -58,7 +58,7 @@ class Builder:
         self._quantization = quantization
         self._matrix_dtype = torch.bfloat16 if quantization == "bf16" else checkpoint.dtype
         self._deterministic = deterministic
-        # Of weights that a CPU multiplies in their blocks.
+        # They hold weights that a CPU multiplies in their blocks.
         self._pages = HugePages()
         # Reads matrices whole.
         self._single = self

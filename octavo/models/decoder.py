@@ -70,8 +70,8 @@ class DecoderLayer:
             slots: [T], negative for padding, which experts leave out; None: there is no padding.
 
         Returns:
-            [T, hidden] that the next layer has to add to hidden, or None if it is added already. Of several
-            ranks each has a part of it, unless the network norms outputs.
+            [T, hidden] that the next layer has to add to hidden, or None if it is added already. Each of
+            several ranks has a part of it, unless the network norms outputs.
         """
         delta = self.attention(hidden, delta, rotations, step)
         if isinstance(self.feed_forward, ExpertFeedForward):

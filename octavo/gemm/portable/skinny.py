@@ -117,7 +117,7 @@ def _skinny_linear_kernel(
     """
     HALVES: tl.constexpr = 1 if ACTIVATION is None else 2
     # Products of what one thread loads at once, 16 bytes, are added up at once: fewer sums in registers.
-    # Of float8 a thread loads 8 bytes at once, so that it has the same numbers of x: 16 bytes.
+    # A thread loads 8 bytes of float8 at once, so that it has the same numbers of x: 16 bytes.
     VECTOR: tl.constexpr = 8 if SCALED else 128 // weight_ptr.dtype.element_ty.primitive_bitwidth
     TILED: tl.constexpr = SCALED and WIDTH < SIZE
     start_next(OVERLAP)

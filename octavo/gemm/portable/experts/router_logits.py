@@ -11,7 +11,7 @@ from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_
 
 # Fewer rows than these are multiplied one by one, and in small tiles.
 _FEWEST_ROWS, _FEW_ROWS = 4, 256
-# Of the former: experts of a program, and numbers of a row at a time.
+# Experts of a program, and numbers of a row at a time, in the kernel of a small number of rows.
 _EXPERTS, _DEPTH = 2, 2048
 # Less than any key of a choice.
 _LOWEST = tl.constexpr(-(2**63))
