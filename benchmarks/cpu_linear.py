@@ -20,8 +20,8 @@ from torch import Tensor
 from octavo.forms.blocks import BLOCK, BlockWeight
 from octavo.gemm.cpu.bfloat16 import matrix_units
 from octavo.gemm.cpu.block_linear import BlockLinear, tiled
-from octavo.gemm.plain import Linear
-from octavo.gemm.table import make_linear
+from octavo.gemm.linear import Linear
+from octavo.gemm.make_linear import make_linear
 
 # Outputs and inputs of the largest products of a layer: gate and up in one, and down.
 SHAPES = {"135m": ((3072, 576), (576, 1536)), "0.6b": ((6144, 1024), (1024, 3072)), "8b": ((24576, 4096),)}

@@ -24,11 +24,11 @@ from support.common import make_parser, publish, table
 from support.gpu_timing import copy_rate, graph_seconds, matrix_rate
 from torch import Tensor
 
+from octavo.forms.base import ExpertsWeight
 from octavo.forms.float_experts import ExpertWeight
 from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight, num_spans, pack_exponents
 from octavo.forms.packed_experts import PackedExpertWeight
 from octavo.gemm.expert_choice import Choice
-from octavo.gemm.expert_table import choose_product
 from octavo.gemm.portable.experts.combine import combine_rows
 from octavo.gemm.portable.experts.expert_tiling import (
     AnyExpertWeight,
@@ -39,7 +39,7 @@ from octavo.gemm.portable.experts.expert_tiling import (
 )
 from octavo.gemm.portable.experts.sort_pairs import sort_pairs
 from octavo.gemm.portable.skinny_tiling import Tiling
-from octavo.gemm.stacked_experts import StackedExperts, few_kernels, grouped_kernels
+from octavo.gemm.stacked_experts import StackedExperts
 from octavo.kernels.activation import gated_activation
 from octavo.kernels.compiled import compile_kernels
 from octavo.layers import RMSNorm
@@ -131,7 +131,7 @@ class Layers:
         self.norm = RMSNorm(random(shape.hidden), 1e-6)
 
     @property
-    def weights(self) -> tuple[AnyExpertWeight, AnyExpertWeight]:
+    def weights(self) -> tuple[ExpertsWeight, ExpertsWeight]:
         """Of one copy."""
         return self.experts[0].gate_up, self.experts[0].down
 
@@ -203,11 +203,7 @@ def measure(layers: Layers, num_tokens: int, bandwidth: float, flops: float) -> 
     }
     if num_tokens <= (4 if shape.form == "packed" else 16):
         times["few"] = layers.microseconds(lambda i: layers.experts[i].few(x, choices[i]))
-    product = choose_product(
-        *(x, layers.weights, shape.num_chosen),
-        rows_per_expert=num_tokens * shape.num_chosen / shape.num_experts,
-        deterministic=False,
-    )
+    product = layers.experts[0].product(x, choices[0])
     if product in ("gemv", "rounded", "persistent"):
         run = getattr(StackedExperts, product)
         times[product] = layers.microseconds(lambda i: run(layers.experts[i], x, choices[i]))
@@ -298,13 +294,15 @@ def candidates(
         experts = layers.experts[i]
         weight, activation = (experts.gate_up, experts.activation) if is_gated else (experts.down, None)
         by_expert = sorts[i]._replace(num_slots=row_slots(num_tokens, per_expert, tiling.rows))
-        return grouped_kernels(weight).grouped_gemm(rows, weight, by_expert, activation, tiling)
+        grouped_gemm = experts.rows["grouped"][0 if is_gated else 1].part("grouped_gemm")
+        return grouped_gemm(rows, weight, by_expert, activation, tiling)
 
     def few(i: int, tiling: Tiling | Mxfp4Tiling | PackedTiling) -> Tensor:
-        choice, experts, kernels = choices[i], layers.experts[i], few_kernels(layers.experts[i].down)
+        choice, experts = choices[i], layers.experts[i]
+        up, down = experts.rows["few"]
         if is_gated:
-            return kernels.few_gate_up(rows, experts.gate_up, choice.experts, experts.activation, tiling)
-        return kernels.few_down(rows, experts.down, choice, None, tiling)
+            return up.part("few_gate_up")(rows, experts.gate_up, choice.experts, experts.activation, tiling)
+        return down.part("few_down")(rows, experts.down, choice, None, tiling)
 
     if num_tokens <= 4:
         tilings = few_candidates(is_gated=is_gated, form=shape.form)

@@ -11,7 +11,7 @@ with weights that were measured on an H200 (docs/log/step.md, "Latency under loa
 StepTime, which learns these weights from the steps, are the engine's own; each step is planned shortly before
 the last one ends (ADR 25). Arrivals are those of gpu_open_loop.py, and bursts of streams that begin within
 some milliseconds, as clients of a server do when their last answers ended together. --short-step-ms tries
-other values of joining.SHORT_STEP_S. Needs no GPU. The last line is JSON.
+other values of scheduled.SHORT_STEP_S. Needs no GPU. The last line is JSON.
 """
 
 import argparse
@@ -26,8 +26,8 @@ from support.open_loop import Arrival, Trace, poisson_arrivals, summarise
 
 from octavo.engine.request import Request
 from octavo.engine.scheduler import Scheduler
-from octavo.engine.step import joining
-from octavo.engine.step.time import StepTime, StepWork
+from octavo.engine.step import scheduled
+from octavo.engine.step.pace import StepTime, StepWork
 from octavo.kv import KVCacheManager
 from octavo.outputs import RequestMetrics
 from octavo.sampling_params import SamplingParams
@@ -133,7 +133,7 @@ def run(arrivals: list[Arrival], device: Device) -> Trace:
 def measure(short_step_ms: float, max_step_ms: float | None) -> dict[str, Any]:
     """Figures of all loads by one rule."""
     found = {}
-    with patch.object(joining, "SHORT_STEP_S", short_step_ms / 1e3):
+    with patch.object(scheduled, "SHORT_STEP_S", short_step_ms / 1e3):
         for load, (size, make) in LOADS.items():
             arrivals = make()
             seconds = max(1.0, arrivals[-1].time_s)
@@ -143,7 +143,7 @@ def measure(short_step_ms: float, max_step_ms: float | None) -> dict[str, Any]:
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--short-step-ms", type=float, nargs="+", default=[0.0, joining.SHORT_STEP_S * 1e3])
+    parser.add_argument("--short-step-ms", type=float, nargs="+", default=[0.0, scheduled.SHORT_STEP_S * 1e3])
     parser.add_argument("--max-step-ms", type=float, help="EngineConfig's option")
     arguments: argparse.Namespace = parser.parse_args()
     results = {limit: measure(limit, arguments.max_step_ms) for limit in arguments.short_step_ms}

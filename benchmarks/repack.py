@@ -14,9 +14,9 @@ from support.common import make_parser, publish, table
 from torch import Tensor
 
 from octavo.forms.blocks import BlockWeight
-from octavo.forms.packed import GroupedWeight
-from octavo.models.formats.gguf.blocks import blocks_of
-from octavo.models.formats.gguf.types import GGML_TYPES
+from octavo.forms.packed import PackedWeight
+from octavo.models.formats.gguf.gguf_blocks import blocks_of
+from octavo.models.formats.gguf.header import GGML_TYPES
 from octavo.models.formats.schemes import read_scheme
 
 _SHAPES = ((1024, 4096), (4096, 4096), (12288, 4096), (4096, 12288))
@@ -131,7 +131,7 @@ def main() -> None:
             read = reader(name, num_rows, size, device)
             unpack += seconds(read, device, arguments.rounds)
             weight = read()
-            pack += seconds(lambda weight=weight: GroupedWeight.pack(weight), device, arguments.rounds)
+            pack += seconds(lambda weight=weight: PackedWeight.pack(weight), device, arguments.rounds)
         rows.append([name, round(unpack, 4), round(pack, 4), round(unpack + pack, 4)])
     header = ["format", "unpack_s", "pack_s", "both_s"]
     print(table(header, rows))

@@ -8,9 +8,9 @@ from typing import Literal
 
 from octavo.config import EngineConfig
 from octavo.engine.engine import Engine
-from octavo.engine.prompts import Prompt
+from octavo.engine.engine_stats import EngineStats
+from octavo.engine.prompt_reader import Prompt
 from octavo.engine.shared_engine import Caller, SharedEngine
-from octavo.engine.stats import EngineStats
 from octavo.errors import EngineError, InvalidArgumentError, OctavoError
 from octavo.garbage import collect_youngest, no_full_collections
 from octavo.llm_arguments import (

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from octavo.engine.prompts import Prompt
+from octavo.engine.prompt_reader import Prompt
 from octavo.errors import InvalidArgumentError, PromptError
 from octavo.sampling_params import SamplingParams
 

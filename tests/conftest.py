@@ -69,4 +69,4 @@ def load_once() -> Callable[..., Any]:
 def loads_once(monkeypatch: pytest.MonkeyPatch, load_once: Callable[..., Any]) -> None:
     """Engines share their networks: nearly all that is run with a real one is run with the same two."""
     monkeypatch.setattr("octavo.models.load_decoder", load_once)
-    monkeypatch.setattr("octavo.engine.loading.load_decoder", load_once)
+    monkeypatch.setattr("octavo.engine.runner_setup.load_decoder", load_once)

@@ -222,12 +222,12 @@ def test_max_step_ms_goes_to_the_engine_only_if_given(monkeypatch: pytest.Monkey
 def test_the_model_gives_every_token_and_shares_short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     from open_loop_model import WEIGHTS, Device, bursts, run
 
-    from octavo.engine.step import joining
+    from octavo.engine.step import scheduled
 
     arrivals = bursts(24, 1e-3)
     num_long = []
     for short_step_s in (0.0, 0.016):
-        monkeypatch.setattr(joining, "SHORT_STEP_S", short_step_s)
+        monkeypatch.setattr(scheduled, "SHORT_STEP_S", short_step_s)
         trace = run(arrivals, Device(WEIGHTS["0.6b"], None))
         for arrival, times in zip(arrivals, trace.token_times, strict=True):
             assert len(times) == arrival.max_tokens

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from octavo import SamplingParams
-from octavo.engine.prompts import PromptReader, TokenIds
+from octavo.engine.prompt_reader import PromptReader, TokenIds
 from octavo.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from octavo.tokenizer import Tokenizer
 

@@ -13,10 +13,10 @@ from torch.nn.functional import linear
 from octavo.forms.base import QuantisedWeight
 from octavo.forms.blocks import BlockWeight
 from octavo.forms.float8 import FLOAT8, Float8Weight, quantise
-from octavo.gemm.plain import Linear
+from octavo.gemm.linear import Linear
 from octavo.kernels.activation import gated_activation
 from octavo.kernels.rms_norm import rms_norm
-from octavo.layers import RMSNorm, make_input, make_linear, make_output, make_quantised_linear
+from octavo.layers import BlockInput, BlockOutput, RMSNorm, make_linear, make_quantised_linear
 from octavo.parallel import TensorParallel
 
 EPS = 1e-6
@@ -144,8 +144,8 @@ class Chain:
     def _make_block(self, shape: Shape) -> Any:
         own = self.form.make(shape.num_weight_rows, shape.size)
         if shape.adds:
-            return make_output(own, None, TensorParallel())
-        return make_input(RMSNorm(random_numbers(shape.size), EPS), own, shape.activation)
+            return BlockOutput(own, None, TensorParallel())
+        return BlockInput(RMSNorm(random_numbers(shape.size), EPS), own, shape.activation)
 
     def run(self, layer: Sequence[Any], x: Tensor, hidden: Tensor) -> Tensor:
         """Return the last product of a layer whose first one is of x; hidden is the residual stream."""

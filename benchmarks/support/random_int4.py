@@ -9,9 +9,9 @@ from gpu_moe import random_packed
 from torch import Tensor
 
 from octavo.forms.base import QuantisedWeight
-from octavo.gemm.plain import Linear, PlainLinear
+from octavo.gemm.linear import Linear, PlainLinear
+from octavo.gemm.make_linear import make_quantised_linear
 from octavo.gemm.stacked_experts import StackedExperts
-from octavo.gemm.table import make_quantised_linear
 from octavo.models.experts.loading import ExpertShape
 
 from .products import random_blocks

@@ -194,15 +194,25 @@ def compile_model(
 
 
 @app.command
-def inspect(model: str | None = None, /, *, engine: Engine = EngineOptions()) -> None:
+def inspect(
+    model: str | None = None,
+    /,
+    *,
+    products: Annotated[bool, in_group("Products")] = False,
+    generation: Annotated[str | None, in_group("Products")] = None,
+    engine: Engine = EngineOptions(),
+) -> None:
     """Show a model's architecture and memory plan without loading it.
 
     Args:
         model: as --model.
+        products: show what multiplies each matrix instead, by numbers of rows, and why.
+        generation: with --products, on a GPU of this compute capability, which need not be here: 8 (A100),
+            8.9, 9 (Hopper), 10.
     """
     from octavo.cli.inspect import run_inspect
 
-    run_inspect(model, engine)
+    run_inspect(model, engine, products=products, generation=generation)
 
 
 def run(arguments: Sequence[str] | None) -> None:

@@ -9,7 +9,7 @@ from cyclopts import Group, Parameter
 _TITLES = (
     "Files, Conversation, Server, Workload, Prompts, Model, Memory and cache, Scheduling, Device and "
     "kernels, Parallelism, Sampling, Length and text, Structured output, Address, Security, Limits, "
-    "Restarts, Answers, Logging, Output"
+    "Restarts, Answers, Logging, Output, Products"
 )
 GROUPS = {title: Group(title, sort_key=index) for index, title in enumerate(_TITLES.split(", "))}
 

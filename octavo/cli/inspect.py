@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from octavo.cli.inspect_products import print_products
 from octavo.config import EngineConfig
 from octavo.engine.memory import ExecutionPlan, gib, plan_execution, plan_weights
-from octavo.engine.memory.weights import WeightGroup
+from octavo.engine.memory.execution_plan import WeightGroup
 from octavo.errors import OutOfMemoryError
-from octavo.gemm.expert_table import describe_experts
-from octavo.gemm.table import describe_layers
+from octavo.gemm.make_linear import describe_experts, describe_layers
 from octavo.models import (
     ModelConfig,
     ModelSource,
@@ -20,18 +20,23 @@ from octavo.models import (
     resolve_model,
     stored_matrices,
 )
-from octavo.models.experts.config import ExpertsConfig
+from octavo.models.experts.experts_config import ExpertsConfig
 from octavo.parallel import TensorParallel, expected_sums
 
 Rows = list[tuple[str, str]]
 
 
-def run_inspect(model: str | None, config: EngineConfig) -> None:
-    """Print architecture, parameters and the memory plan of each rank."""
+def run_inspect(
+    model: str | None, config: EngineConfig, *, products: bool = False, generation: str | None = None
+) -> None:
+    """Print architecture, parameters and the memory plan of each rank; or products, see print_products."""
     if model is not None:
         config = replace(config, model=model)
     source = resolve_model(config.model, config.load_format)
     model_config = ModelConfig.from_hf(read_config(source))
+    if products or generation is not None:
+        print_products(source, config, model_config, generation)
+        return
     tokenizer = load_tokenizer(source)
     defaults = read_sampling_defaults(source, config.generation_config)
     from rich.console import Console

@@ -6,8 +6,8 @@ outputs are the truth, and everything else can be made from them again:
     in doubt = True      blocks, queues, device rows change; a token counts once it is in its output
     in doubt = False     only when all of that is done
 
-An `Exception` that a handler of signals raises in a step cannot be told from an error of that step: its
-requests fail with an EngineError, whose cause it is. One that derives from BaseException alone, as
+An `Exception` that a signal handler raises in a step cannot be told from an error of that step: its
+requests fail with an EngineError, whose cause it is. One that derives only from BaseException, as
 KeyboardInterrupt does, ends the call that it interrupts, and nothing else.
 
 The next call that finds the engine in doubt starts it over: every block is free, no prefix is cached, and
@@ -18,18 +18,17 @@ from collections.abc import Callable
 from functools import partial
 
 from octavo.config import EngineConfig
-from octavo.engine.default_device import without_default_device
-from octavo.engine.loading import log_plan, make_runner, plan_model, read_decoder
+from octavo.engine.engine_stats import EngineStats
 from octavo.engine.output_processor import OutputProcessor
-from octavo.engine.prompts import Prompt, PromptReader, TokenIds
+from octavo.engine.prompt_reader import Prompt, PromptReader, TokenIds
 from octavo.engine.ranks import LeaderRunner, start_ranks
-from octavo.engine.rehearsal import REHEARSAL, REHEARSAL_TOKENS
-from octavo.engine.request_maker import RequestMaker, salt_bytes
+from octavo.engine.request_maker import REHEARSAL, REHEARSAL_TOKENS, RequestMaker, salt_bytes
+from octavo.engine.runner_setup import log_plan, make_runner, plan_model, read_decoder
 from octavo.engine.scheduler import Scheduler
-from octavo.engine.stats import EngineStats
 from octavo.engine.step.result import PrepareProgress, StepRunner
 from octavo.engine.step.steps import Steps
 from octavo.engine.structured import Grammar, Grammars
+from octavo.engine.torch_settings import without_default_device
 from octavo.errors import ConfigError, InvalidArgumentError, OctavoError
 from octavo.garbage import freeze
 from octavo.kv import KVCacheManager
@@ -47,7 +46,7 @@ class Engine:
         plan: config with every "auto" decided: device, dtype, lengths, KV cache size.
         model_config: the network.
         tokenizer: None for models without one (token ids only).
-        sampling_defaults: for what requests leave open, from the model's folder.
+        sampling_defaults: values for what requests leave open, from the model's folder.
         prompts: reads prompts; any thread may use it.
         grammars: compiles what structured outputs must be; any thread may use it.
     """
@@ -88,7 +87,7 @@ class Engine:
         self.sampling_defaults = read_sampling_defaults(source, config.generation_config)
         try:
             self.runner = self._load(source, decoder, progress)
-            self._get_ready(progress)
+            self._prepare(progress)
         except BaseException:
             self.close()
             raise
@@ -104,7 +103,7 @@ class Engine:
         log_plan(self.plan, source)
         return self._ranks or make_runner(decoder or read_decoder(source, self.plan, loaded), self.plan)
 
-    def _get_ready(self, progress: PrepareProgress | None) -> None:
+    def _prepare(self, progress: PrepareProgress | None) -> None:
         """Make everything else, and do now what requests would otherwise wait for."""
         plan, vocab_size = self.plan, self.model_config.vocab_size
         self.prompts = PromptReader(
@@ -114,18 +113,18 @@ class Engine:
             num_kv_tokens=plan.num_kv_tokens,
             message_control_tokens=self.config.message_control_tokens,
         )
-        more = frozenset() if self.tokenizer is None else self.tokenizer.eos_token_ids
-        self._eos_token_ids = self.model_config.eos_token_ids | more
+        own = frozenset() if self.tokenizer is None else self.tokenizer.eos_token_ids
+        self._eos_token_ids = self.model_config.eos_token_ids | own
         self.grammars = Grammars(self.tokenizer, vocab_size=vocab_size, eos_token_ids=self._eos_token_ids)
-        self._open_books()
+        self._reset_state()
         if self.config.prepare and self.runner.runs_ahead:
             self.runner.prepare(progress or (lambda *_: None))
             self._rehearse()
             freeze()
         self.runner.note_ready()
 
-    def _open_books(self) -> None:
-        """Make the objects that keep account of requests and blocks, all still empty."""
+    def _reset_state(self) -> None:
+        """Make the objects that hold the state of requests and blocks, all of them empty."""
         config, plan = self.config, self.plan
         self.manager = KVCacheManager(
             plan.num_blocks,
@@ -150,7 +149,7 @@ class Engine:
             while self.has_unfinished_requests:
                 self.step()
             self.runner.reset()
-            self._open_books()
+            self._reset_state()
 
     @property
     def error(self) -> OctavoError | None:
@@ -264,14 +263,14 @@ class Engine:
 
     @property
     def spare_s(self) -> float:
-        """Seconds to sleep before asking again, because requests that come can join the next step; 0: run it.
+        """Seconds to sleep before asking again, because arriving requests can join the next step; 0: run it.
 
         See step/pace.py.
         """
         return 0.0 if self._in_doubt else self._steps.spare_s
 
     def settle(self) -> None:
-        """Start over if the last call was broken off; see this file's first lines.
+        """Start over if the last call was interrupted; see this file's first lines.
 
         Raises:
             EngineError: the device or the machine lets nothing start; the next call tries again.
@@ -308,6 +307,6 @@ class Engine:
         )
 
     def _begin(self) -> None:
-        """Note that a change is under way. The caller sets `_in_doubt` to False when all of it is done."""
+        """Note that a change has begun. The caller sets `_in_doubt` to False when all of it is done."""
         self.settle()
         self._in_doubt = True

@@ -11,11 +11,11 @@ from octavo.engine.memory import ExecutionPlan
 from octavo.engine.request import Request
 from octavo.engine.sampling.prompt_logprobs import prompt_logprobs
 from octavo.engine.sampling.sampler import SampledToken, Sampler
-from octavo.engine.step.input import StepInput, StepInputBuilder
 from octavo.engine.step.result import LateWork, PrepareProgress, StepResult
 from octavo.engine.step.scheduled import ScheduledRequest, SchedulerOutput
-from octavo.engine.step.threads import StepThreads
-from octavo.engine.structured.masks import TokenMasks
+from octavo.engine.step.step_input import StepInput, StepInputBuilder
+from octavo.engine.structured.token_masks import TokenMasks
+from octavo.engine.torch_settings import StepThreads
 from octavo.kernels.copies import to_device
 from octavo.models import Decoder
 
@@ -66,7 +66,7 @@ class ModelRunner:
 
     def launch(self, step: SchedulerOutput) -> Callable[[], StepResult]:
         """See StepRunner."""
-        with self._threads.of_a_step():
+        with self._threads.for_step():
             result = self._execute(step)
         return lambda: result
 
@@ -91,10 +91,8 @@ class ModelRunner:
         self.kv_cache.copy_blocks(step.block_copies)
         step_input = self._inputs.build(step.scheduled)
         hidden = self._forward(step_input)
-        return StepResult(
-            self._sample(step.scheduled, hidden, step_input),
-            [chunk.read() for chunk in prompt_logprobs(self.decoder, step.scheduled, hidden)],
-        )
+        sampled = self._sample(step.scheduled, hidden, step_input)
+        return StepResult(sampled, prompt_logprobs(self.decoder, step.scheduled, hidden))
 
     def _forward(self, step_input: StepInput) -> Tensor:
         plan = self._plan(step_input)

@@ -101,7 +101,7 @@ class OutputProcessor:
     def rewind(self) -> list[Request]:
         """Bring requests and outputs back to the tokens that count; returns the unfinished requests in order.
 
-        For an engine whose last step was broken off anywhere.
+        An engine calls it whose last step was interrupted anywhere.
         """
         unfinished = []
         for group in list(self._groups.values()):

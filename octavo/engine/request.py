@@ -5,8 +5,8 @@ import time
 from array import array
 from dataclasses import dataclass, field
 
-from octavo.engine.sampling.options import adjustments, asks_for_filters
-from octavo.engine.structured.grammar import Grammar, Matcher
+from octavo.engine.sampling.option_table import adjustments, asks_for_filters
+from octavo.engine.structured.matcher import Grammar, Matcher
 from octavo.errors import OctavoError
 from octavo.kv import SequenceBlocks
 from octavo.outputs import FinishReason, Logprob, RequestMetrics
@@ -40,7 +40,7 @@ class Request:
         stop_token_ids: EOS ids (unless ignored) and the user's stop ids.
         blocks: the KV blocks it holds; empty while it waits.
         num_pending_tokens: output tokens a device has sampled, or will have, that are not in token_ids yet.
-        num_computed_tokens: leading tokens whose KV is in the cache, or will be after the steps under way.
+        num_computed_tokens: leading tokens whose KV is in the cache, or will be after the steps in flight.
         num_cached_tokens: prompt tokens that came from the prefix cache at first admission.
         is_read_along: somebody reads its tokens as they come, not only once all are there.
         priority: while it waits for its first admission, requests with a higher number are behind it.
@@ -50,7 +50,7 @@ class Request:
         grammar: what its output must be, compiled from params.structured; None: anything.
         matcher: where in its grammar the output is; None without a grammar.
         row: while running, its row of the block tables and of the device's state; else -1.
-        adjustments: sampling options that change its logits, by name; see sampling/options.py.
+        adjustments: sampling options that change its logits, by name; see sampling/option_table.py.
         asks_for_filters: top-k, top-p or min-p drops tokens before its draws.
     """
 
@@ -84,7 +84,7 @@ class Request:
     matcher: Matcher | None = field(init=False)
 
     def __post_init__(self) -> None:
-        # Computed once, because every step looks at them for all its requests.
+        # They are computed once, because every step looks at them for all its requests.
         self.adjustments = adjustments(self)
         self.asks_for_filters = asks_for_filters(self)
         self.matcher = None if self.grammar is None else self.grammar.matcher()
@@ -118,7 +118,7 @@ class Request:
 
     @property
     def waits_for_token(self) -> bool:
-        """Whether its next step needs a token that only the device knows, which decides what may follow."""
+        """Whether it must wait for a token still on the device, because its grammar depends on it."""
         return self.num_pending_tokens > 0 and self.matcher is not None
 
     @property

@@ -5,8 +5,8 @@ from array import array
 from collections.abc import Callable, Container
 
 from octavo.engine.request import Request
-from octavo.engine.sampling.seeds import mix_seed
-from octavo.engine.structured.grammar import Grammar
+from octavo.engine.sampling.draw import mix_seed
+from octavo.engine.structured.matcher import Grammar
 from octavo.errors import InvalidArgumentError, SamplingParamsError
 from octavo.kv import SequenceBlocks
 from octavo.outputs import RequestMetrics
@@ -136,3 +136,26 @@ def salt_bytes(cache_salt: str) -> bytes:
     if not isinstance(cache_salt, str):
         raise InvalidArgumentError(f'cache_salt must be a string, "" for none, got {cache_salt!r}')
     return cache_salt.encode("utf-8", "surrogatepass")
+
+
+# The request that an engine answers before it is ready, to set up what first use sets up. It takes every
+# path to a token: forks, log-probabilities, filters, and changes of logits.
+REHEARSAL = SamplingParams(
+    n=2,
+    max_tokens=4,
+    min_tokens=2,
+    temperature=0.5,
+    top_k=2,
+    top_p=0.5,
+    min_p=0.1,
+    logprobs=1,
+    prompt_logprobs=1,
+    repetition_penalty=1.1,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+    logit_bias={0: 1.0},
+    stop_token_ids=[0],
+    detokenize=False,
+)
+# Tokens of its prompt and answer, rounded up.
+REHEARSAL_TOKENS = 8

@@ -9,7 +9,7 @@ catch up with its tokens; each step deals out one token budget:
 
 so a long prompt never starves decoding, and decoding never blocks admission. While somebody reads tokens as
 they come, prompts may get less than the budget: every token waits for them. Without such a limit, long
-prompts that are read along come one after the other (step/joining.py).
+prompts that are read along come one after the other (step/scheduled.py).
 Source: the computed-tokens view of scheduling follows vLLM v1; stall-free chunking follows Sarathi-Serve
 (Agrawal et al., 2024).
 """
@@ -19,9 +19,8 @@ from collections import deque
 from collections.abc import Iterable
 
 from octavo.engine.request import Request, RequestStatus
-from octavo.engine.step.joining import Joining
-from octavo.engine.step.scheduled import ScheduledRequest, SchedulerOutput
-from octavo.engine.step.time import StepTime
+from octavo.engine.step.pace import StepTime
+from octavo.engine.step.scheduled import JoinPolicy, ScheduledRequest, SchedulerOutput
 from octavo.kv import KVCacheManager
 
 
@@ -38,7 +37,7 @@ class Scheduler:
     attaches to them in the same step: each layer stores all keys and values before it reads any.
 
     Progress: the oldest running request is never preempted for a younger one, and a request that holds
-    the whole pool alone is finished rather than waited for, so every step that has work computes a token.
+    the whole pool by itself is finished rather than waited for, so every step that has work computes a token.
     """
 
     def __init__(self, manager: KVCacheManager, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
@@ -69,7 +68,7 @@ class Scheduler:
         """Deal out one step's token budget; may preempt, admit, and finish requests for capacity.
 
         Args:
-            step_time: guesses by which steps are kept short while somebody reads along; None: only numbers of
+            step_time: estimates that keep steps short while somebody reads along; None: only numbers of
                 tokens count.
         """
         output = SchedulerOutput()
@@ -84,10 +83,10 @@ class Scheduler:
             most = step_time.max_prompt_tokens(output.work.num_decode_keys, self._num_keys_before())
             if most is not None:
                 budget, output.is_limited = min(budget, most), True
-        joining = Joining(output, step_time)
-        budget = self._schedule_catching_up(output, budget, joining)
+        policy = JoinPolicy(output, step_time)
+        budget = self._schedule_catching_up(output, budget, policy)
         if self.num_preemptions == num_preemptions and not output.finished:
-            self._admit(output, budget, joining)
+            self._admit(output, budget, policy)
         output.is_read_along = any(item.request.is_read_along for item in output.scheduled)
         output.block_copies, self._pending_copies = self._pending_copies, []
         return output
@@ -104,7 +103,7 @@ class Scheduler:
         request.status = RequestStatus.FINISHED
 
     def launch(self, output: SchedulerOutput) -> None:
-        """Record that a step is under way: the next one may be scheduled."""
+        """Record that a step is in flight: the next one may be scheduled."""
         for item in output.scheduled:
             item.request.num_computed_tokens = item.end
             item.request.num_pending_tokens += item.samples
@@ -123,7 +122,7 @@ class Scheduler:
             self._start_forks(request)
 
     def reset(self, requests: Iterable[Request]) -> None:
-        """Forget what was under way, because a step failed or was broken off: all these requests wait.
+        """Forget the steps in flight, because one failed or was interrupted: all these requests wait.
 
         Args:
             requests: the unfinished ones, in order of arrival. Their blocks must be new and empty,
@@ -153,7 +152,7 @@ class Scheduler:
         return budget
 
     def _num_keys_before(self) -> int:
-        """Return how many tokens of the next prompt under way are in the cache."""
+        """Return how many tokens of the next unfinished prompt are in the cache."""
         return next((r.num_computed_tokens for r in self.running if r.num_tokens_to_compute > 1), 0)
 
     def _grow(self, request: Request, num_tokens: int, output: SchedulerOutput) -> bool:
@@ -180,12 +179,12 @@ class Scheduler:
         self.finish(request)
         output.finished.append(request)
 
-    def _schedule_catching_up(self, output: SchedulerOutput, budget: int, joining: Joining) -> int:
+    def _schedule_catching_up(self, output: SchedulerOutput, budget: int, policy: JoinPolicy) -> int:
         for request in self.running:
             if budget == 0:
                 break
             is_behind = request.num_tokens_to_compute > 1
-            if is_behind and joining.allows(request, request.num_computed_tokens, budget):
+            if is_behind and policy.allows(request, request.num_computed_tokens, budget):
                 budget -= self._schedule_known(request, output, budget)
         return budget
 
@@ -196,7 +195,7 @@ class Scheduler:
         self.manager.publish(request.blocks, request.token_ids, item.end)
         return item.num_new_tokens
 
-    def _admit(self, output: SchedulerOutput, budget: int, joining: Joining) -> None:
+    def _admit(self, output: SchedulerOutput, budget: int, policy: JoinPolicy) -> None:
         deferred: list[Request] = []
         while self.waiting and self._free_rows and budget > 0:
             request = self.waiting.popleft()
@@ -207,17 +206,17 @@ class Scheduler:
                 # It grew so far before it was preempted, or before a step failed.
                 self._end_for_lack_of_blocks(request, output)
                 continue
-            if not self._start(request, budget, joining):
+            if not self._start(request, budget, policy):
                 deferred.append(request)
                 break
             budget -= self._schedule_known(request, output, budget)
         self.waiting.extendleft(reversed(deferred))
 
-    def _start(self, request: Request, budget: int, joining: Joining) -> bool:
+    def _start(self, request: Request, budget: int, policy: JoinPolicy) -> bool:
         """Attach cached blocks, allocate blocks for the other known tokens and run; False: not now."""
         manager = self.manager
         num_cached = manager.match_prefix(request.blocks, request.token_ids, request.max_cached_tokens)
-        if not joining.allows(request, num_cached, budget) or not manager.allocate(
+        if not policy.allows(request, num_cached, budget) or not manager.allocate(
             request.blocks, request.num_tokens
         ):
             manager.free(request.blocks)
@@ -240,7 +239,7 @@ class Scheduler:
     def _start_forks(self, leader: Request) -> None:
         """Start the other completions of an n > 1 request on the leader's blocks.
 
-        A fork recomputes the last prompt token alone: so it has logits to sample from, and a copy of the
+        A fork recomputes only the last prompt token: so it has logits to sample from, and a copy of the
         partly filled last block to write to.
         """
         forks, leader.forks = leader.forks, []

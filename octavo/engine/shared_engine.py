@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from octavo.engine.engine import Engine
-from octavo.engine.prompts import Prompt, TokenIds
+from octavo.engine.prompt_reader import Prompt, TokenIds
 from octavo.errors import EngineError
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
@@ -33,19 +33,19 @@ class SharedEngine:
         self.engine = engine
         self._lock = threading.Lock()
         self._holder = 0
-        # Threads that wait for the lock. After an interrupt it may be one too many: a short sleep.
+        # Threads that wait for the lock. An interrupt may leave one too many, which costs a short sleep.
         self._waiting: dict[int, None] = {}
         # Keeps the weak references to callers alive, by id(): without its caller a reference has no hash.
         self._present: dict[int, _Requests] = {}
         # Requests of callers that are gone: the next thread that takes the lock aborts them.
-        self._left: deque[_Requests] = deque()
+        self._orphans: deque[_Requests] = deque()
 
     def caller(self) -> "Caller":
         """Return a new caller, who has no requests yet."""
         caller = Caller(self)
         # A caller may be dropped anywhere, even inside this class, and a signal may come at once: so the
-        # reference's callback is no Python code, which a signal could break off, but the deque's own method.
-        caller.requests = _Requests(caller, self._left.append)
+        # reference's callback is no Python code, which a signal could interrupt, but the deque's own method.
+        caller.requests = _Requests(caller, self._orphans.append)
         self._present[id(caller.requests)] = caller.requests
         return caller
 
@@ -67,7 +67,7 @@ class SharedEngine:
             try:
                 self._waiting.pop(me, None)
                 self.engine.settle()
-                self._abort_what_was_left()
+                self._abort_orphans()
                 return act()
             finally:
                 self._holder = 0
@@ -98,18 +98,18 @@ class SharedEngine:
 
     def leave(self, requests: "_Requests") -> None:
         """Abort a caller's unfinished requests."""
-        self._left.append(requests)
+        self._orphans.append(requests)
         self.call(lambda: None)
 
-    def _abort_what_was_left(self) -> None:
-        while self._left:
-            requests = self._left[0]
+    def _abort_orphans(self) -> None:
+        while self._orphans:
+            requests = self._orphans[0]
             for request_id in requests.ids:
                 self.engine.abort(request_id)
             # A closed caller comes here again when it is dropped; its ids may be others' by then.
             requests.ids.clear()
             self._present.pop(id(requests), None)
-            self._left.popleft()
+            self._orphans.popleft()
 
 
 class Caller:

@@ -1,20 +1,13 @@
-"""Quantised weights: small numbers, and the scales that make weights of them.
+"""What all quantised weights can do: small numbers, and the scales that make weights of them.
 
-    kind      what is stored                                       module
-    blocks    integers of 4 or 8 bits share a scale and a min      blocks.{weight,stored}, grouped.weight
-    float8    float8 (e4m3) numbers; a scale for a row or a tile   float8.weight
-    mxfp4     4-bit floats; a power of two for 32 of a row         mxfp4.weight
-
-A format of checkpoints hands out such weights (models.weights.QuantisedSource), and gemm.table makes
-layers that multiply them as they are. To add a kind: a file with its weight; a file with its layers, which
-has `unsupported_reason(device, dtype)`, `make_layer(weights, bias)` and a DESCRIPTION; a name in _LAYERS of
-gemm.table.
+A format of checkpoints hands such weights out (models.weights.QuantisedSource), and the rows of gemm.table
+say which layer multiplies a kind of them and by which products.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -64,6 +57,68 @@ class QuantisedWeight(LayerWeight, Protocol):
         ...
 
 
+class ExpertsWeight(Protocol):
+    """A projection of all experts of a layer, [E, N, K], as a GPU's kernels read it."""
+
+    @property
+    def kind(self) -> str:
+        """Name by which gemm.table finds products."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(E, N, K)."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weight lives."""
+        ...
+
+    @property
+    def form(self) -> Hashable:
+        """What decides, beside sizes, which kernels multiply it."""
+        ...
+
+
+class ExpertStack(Protocol):
+    """A projection of all experts of a layer while it is read, one matrix at a time."""
+
+    def put(self, name: str, expert: int, first: int, weight: Any) -> None:
+        """Copy a matrix into an expert's rows from `first` on; `name` is for errors."""
+        ...
+
+    def finish(self, bias: Tensor | None) -> ExpertsWeight:
+        """Return what was put; bias: [E, N] or None."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StackShape:
+    """What an ExpertStack must hold.
+
+    Attributes:
+        number: E.
+        rows: N.
+        columns: K.
+        parts: equal parts of the rows, each a matrix of its own: 2 for [gate | up].
+        dtype: of activations, and of weights that are not quantised.
+        device: of the weights.
+    """
+
+    number: int
+    rows: int
+    columns: int
+    parts: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+def weight_kind(weight: Any) -> str:
+    """Return the name by which gemm.table finds the products of a weight; a tensor is "floats"."""
+    return getattr(weight, "kind", "floats")
+
+
 @dataclass(frozen=True, slots=True)
 class Storage:
     """How much memory a quantised weight takes; known before it is read.
@@ -74,6 +129,8 @@ class Storage:
         bytes_per_row: bytes of scales that each row has besides.
         bytes_on_gpu: bytes_per_number on a GPU, where that is another number.
         form: how the checkpoint stores it, for people: "Q4_K", "4 bits in groups of 128".
+        bits: of a number.
+        tile: rows and columns of numbers that share a scale; 0 columns: all of a row.
     """
 
     kind: str
@@ -81,6 +138,8 @@ class Storage:
     bytes_per_row: float = 0.0
     bytes_on_gpu: float | None = None
     form: str = ""
+    bits: int = 8
+    tile: tuple[int, int] = (1, 0)
 
     def nbytes(self, shape: Sequence[int]) -> float:
         """Return the bytes of a weight [N, K]."""

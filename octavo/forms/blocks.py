@@ -3,8 +3,8 @@
     weight = scale * q + min        q: 4 bits unsigned, or 8 bits signed
 
 Checkpoints store such blocks: GGUF of 16 or 32 numbers, AWQ, GPTQ and compressed-tensors of 32 to whole rows.
-CPUs multiply blocks of 32 as they are (linear.blocks.linear), GPUs with Triton blocks of any multiple of 32
-(linear.grouped). Rows can be cut, reordered and joined without touching a number; columns only between
+CPUs multiply blocks of 32 as they are (gemm.cpu.block_linear), GPUs with Triton blocks of any multiple of 32,
+packed (forms.packed). Rows can be cut, reordered and joined without touching a number; columns only between
 blocks.
 """
 

@@ -54,6 +54,19 @@ class Float8Weight:
         rows, columns = self.values.shape
         return rows, columns
 
+    @classmethod
+    def blank(cls, shape: tuple[int, int], storage: Storage, device: torch.device) -> Self:
+        """Return a weight whose numbers are not set: what decides by which products it is multiplied."""
+        (rows, columns), (height, width) = shape, (storage.tile[0], storage.tile[1] or shape[1])
+        values = torch.empty(shape, dtype=FLOAT8, device=device)
+        sizes = -(-rows // height), -(-columns // width)
+        return cls(values, torch.empty(sizes, dtype=torch.float32, device=device), height, width)
+
+    @property
+    def kernel_form(self) -> tuple[int, int]:
+        """Sizes of a tile, for which kernels are compiled."""
+        return self.height, self.width
+
     @property
     def form(self) -> int:
         """Columns of a tile."""

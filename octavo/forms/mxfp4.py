@@ -21,10 +21,10 @@ from octavo.forms.blocks import BlockWeight
 
 BLOCK = 32
 """Values that share an exponent; they take 16 bytes."""
-MXFP4 = Storage("mxfp4", 0.5 + 1 / BLOCK, form="MXFP4")
-# Of matrices that are not experts: a GPU's kernels multiply them as integers of 8 bits, see on_gpu.
-MXFP4_DENSE = Storage("mxfp4", 0.5 + 1 / BLOCK, bytes_on_gpu=1 + 4 / BLOCK, form="MXFP4")
-# No number: the exponent that stands for NaN.
+MXFP4 = Storage("mxfp4", 0.5 + 1 / BLOCK, form="MXFP4", tile=(1, BLOCK))
+# For matrices that are not experts: a GPU's kernels multiply them as integers of 8 bits, see in_bytes.
+MXFP4_DENSE = Storage("mxfp4", 0.5 + 1 / BLOCK, bytes_on_gpu=1 + 4 / BLOCK, form="MXFP4", tile=(1, BLOCK))
+# The exponent that stands for NaN.
 _NAN = 255
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
@@ -99,7 +99,7 @@ def doubled(values: Tensor) -> Tensor:
     return embedding(values.int(), (2 * pairs).to(torch.int8)).flatten(1)
 
 
-def blocks_of(name: str, start: int, stop: int) -> slice:
+def block_slice(name: str, start: int, stop: int) -> slice:
     """Return the blocks of a matrix's columns from start to stop.
 
     Raises:

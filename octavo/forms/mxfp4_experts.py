@@ -1,17 +1,18 @@
 """A projection of all experts of a layer in MXFP4, packed for a GPU's kernels."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from octavo.errors import UnsupportedModelError
+from octavo.forms.base import StackShape, Storage
 from octavo.forms.mxfp4 import BLOCK, Mxfp4Weight
-from octavo.kernels.device import nvidia_generation
 
 LARGEST_EXPONENT = 128
-"""Of MXFP4 experts on a GPU, 127 too large: kernels read scales 2 ** 126 times as large."""
+"""Largest exponent of experts on a GPU, 127 too large: kernels read scales 2 ** 126 times as large."""
 # Columns of a span: a word holds eight of them, and four exponents are a word.
 _SPAN = 4 * BLOCK
 # Exponents are stored so much larger.
@@ -36,6 +37,16 @@ class Mxfp4ExpertWeight:
     words: Tensor
     exponents: Tensor
     bias: Tensor | None = None
+
+    @property
+    def kind(self) -> str:
+        """See ExpertsWeight."""
+        return "mxfp4"
+
+    @property
+    def device(self) -> torch.device:
+        """See ExpertsWeight."""
+        return self.words.device
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -105,7 +116,40 @@ def pack_exponents(exponents: Tensor) -> Tensor:
     return (moved << shifts).sum(2, dtype=torch.int32).T
 
 
-def unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return why MXFP4 experts cannot be multiplied by x of a dtype on a GPU, or None if they can."""
-    generation = nvidia_generation(device)
-    return None if generation >= 8 else f"MXFP4 experts need compute capability 8.0, got {generation}.x"
+class Mxfp4Stack:
+    """An ExpertStack of numbers of MXFP4."""
+
+    def __init__(self, shape: StackShape) -> None:
+        """Take memory."""
+        self._stacked = self.blank(shape)
+        self._largest = 0
+        self._first_name = ""
+
+    @classmethod
+    def blank(cls, shape: StackShape, storage: Storage | None = None) -> Mxfp4ExpertWeight:
+        """Return weights whose numbers are not set: what decides by which products they are multiplied."""
+        sizes = shape.number, num_spans(shape.columns), shape.rows
+        words = torch.empty(*sizes, 16, dtype=torch.int32, device=shape.device)
+        return Mxfp4ExpertWeight(shape.columns, words, words.new_empty(sizes))
+
+    def put(self, name: str, expert: int, first: int, weight: Mxfp4Weight) -> None:
+        """See ExpertStack."""
+        assert isinstance(weight, Mxfp4Weight), f"{name}: {weight.kind} experts beside others of MXFP4"
+        self._first_name = self._first_name or name
+        place = slice(first, first + weight.shape[0])
+        self._stacked.words[expert, :, place] = pack_words(weight.values)
+        self._stacked.exponents[expert, :, place] = pack_exponents(weight.exponents)
+        self._largest = max(self._largest, int(weight.exponents.max()))
+
+    def finish(self, bias: Tensor | None) -> Mxfp4ExpertWeight:
+        """See ExpertStack.
+
+        Raises:
+            UnsupportedModelError: a scale is larger than kernels support.
+        """
+        if self._largest > LARGEST_EXPONENT:
+            raise UnsupportedModelError(
+                f"{self._first_name} and other experts have scales above 2, which the GPU's kernels do not "
+                'support; use quantization="none"'
+            )
+        return replace(self._stacked, bias=bias)

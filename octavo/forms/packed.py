@@ -1,4 +1,4 @@
-"""Weights that stay packed on a GPU: groups of columns share a scale and a minimum.
+"""Weights in blocks, packed in the order of a GPU's kernels: groups of columns share a scale and a minimum.
 
     weight = scale * q + min        q: 4 bits unsigned, or 8 bits signed
 
@@ -13,6 +13,7 @@ A thread loads 16 bytes, four words; each plane of them meets four neighbours of
 are two float16 in one word, times a power of two that brings the weights into float16's range.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from math import frexp, gcd
 from typing import Self
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from octavo.forms.base import Storage
 from octavo.forms.blocks import BlockWeight
 
 PLANE = 32
@@ -35,19 +37,19 @@ MOST_GROUPS = 2
 _CHUNK = 2**21
 
 
-def span_of(bits: int) -> int:
+def span_columns(bits: int) -> int:
     """Return the columns that the words of a span hold."""
     return PLANE * _WORD_BITS // bits
 
 
-def group_of(bits: int, group: int) -> int | None:
+def packed_group(bits: int, group: int) -> int | None:
     """Return the columns of a group when packed, or None if groups of a checkpoint cannot be."""
-    found = gcd(group, span_of(bits))
+    found = gcd(group, span_columns(bits))
     return found if found >= (_HALF_PLANE if bits == 8 else PLANE) else None
 
 
 @dataclass(frozen=True, slots=True)
-class GroupedWeight:
+class PackedWeight:
     """A weight [N, K], packed; G = groups of K columns, rounded up to whole spans.
 
     Attributes:
@@ -76,7 +78,7 @@ class GroupedWeight:
         """Pack a weight, on its own device."""
         bits, (_, size) = weight.bits, weight.shape
         stored = size // weight.scales.shape[1]
-        group = group_of(bits, stored)
+        group = packed_group(bits, stored)
         assert group is not None, f"{bits} bits in groups of {stored} cannot be packed"
         mins = torch.zeros_like(weight.scales) if weight.mins is None else weight.mins
         both = torch.stack((weight.scales, mins), dim=2).float()
@@ -86,17 +88,43 @@ class GroupedWeight:
         both *= 2.0**exponent
         # Two neighbouring float16 are an int32, the first of them in its low half.
         pairs = both.half().view(torch.int32)[..., 0].repeat_interleave(stored // group, 1)
-        num_groups = -(-size // span_of(bits)) * span_of(bits) // group
+        num_groups = -(-size // span_columns(bits)) * span_columns(bits) // group
         # A single group is contiguous as it is, but not with the strides that TMA needs.
         pairs = pad(pairs, (0, num_groups - pairs.shape[1])).T.clone(memory_format=torch.contiguous_format)
         words = _words(weight.quants, bits)
         arrivals = words.new_zeros(MOST_GROUPS * -(-words.shape[0] // TILE))
         return cls(bits, size, group, words, pairs, 2.0**-exponent, weight.order, arrivals)
 
+    @classmethod
+    def blank(cls, shape: tuple[int, int], storage: Storage, device: torch.device) -> Self:
+        """Return a weight whose numbers are not set: what decides by which products it is multiplied."""
+        rows, size = shape
+        group = packed_group(storage.bits, storage.tile[1])
+        assert group is not None, f"{storage.form} cannot be packed"
+        num_spans = -(-size // span_columns(storage.bits))
+        words = torch.empty(rows, num_spans * PLANE, dtype=torch.int32, device=device)
+        pairs = words.new_empty(num_spans * span_columns(storage.bits) // group, rows)
+        return cls(storage.bits, size, group, words, pairs, 1.0, None, words[:0, 0])
+
+    @property
+    def kind(self) -> str:
+        """See LayerWeight."""
+        return "packed"
+
+    @property
+    def device(self) -> torch.device:
+        """See LayerWeight."""
+        return self.words.device
+
     @property
     def shape(self) -> tuple[int, int]:
         """(N, K)."""
         return self.words.shape[0], self.size
+
+    @property
+    def kernel_form(self) -> Hashable:
+        """What kernels are compiled for, beside the dtype of x."""
+        return self.bits, self.group, self.shape, self.order is None
 
     @property
     def nbytes(self) -> int:
@@ -119,7 +147,7 @@ class GroupedWeight:
 
 def _words(quants: Tensor, bits: int) -> Tensor:
     """[N, K] bytes to [N, spans * 32] int32, some rows at a time."""
-    span = span_of(bits)
+    span = span_columns(bits)
     num_rows, size = quants.shape
     padding = -size % span
     out = torch.empty(num_rows, (size + padding) // span * PLANE, dtype=torch.int32, device=quants.device)

@@ -8,13 +8,11 @@ Activations are not quantised. Each call dequantises some rows at a time, which 
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
 from octavo.forms.base import QuantisedWeight, join_rows
-
-DESCRIPTION = "dequantised in each GEMM, by PyTorch"
+from octavo.gemm.linear import UnfusedLinear
 
 # Values dequantised at a time: 4 MiB in float32.
 _CHUNK = 2**20
@@ -29,7 +27,7 @@ class _PartedWeight(Protocol):
     def part(self, start: int, stop: int) -> QuantisedWeight: ...
 
 
-class DequantisedLinear:
+class DequantisedLinear(UnfusedLinear):
     """y = x W^T + b with a quantised weight."""
 
     def __init__(self, weight: _PartedWeight, bias: Tensor | None = None) -> None:
@@ -47,11 +45,6 @@ class DequantisedLinear:
             bias = None if self.bias is None else self.bias[rows]
             out[:, rows] = linear(x, self.weight.part(start, start + step).dequantise().to(x.dtype), bias)
         return out
-
-
-def unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return None: it runs on every device, in every dtype."""
-    return None
 
 
 def make_layer(weights: Sequence[Any], bias: Tensor | None) -> DequantisedLinear:

@@ -8,7 +8,7 @@ from octavo.forms.float8 import FLOAT8, Float8Weight
 from octavo.gemm.operands import check_operands, make_result
 
 
-def check_product(
+def check_float8(
     x: Tensor,
     weight: Float8Weight,
     bias: Tensor | None,

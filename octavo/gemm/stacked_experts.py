@@ -1,30 +1,22 @@
 """Experts on a GPU with Triton: one tensor for all of a layer's, and no GEMM waits for the host."""
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from types import ModuleType
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from octavo.forms.float_experts import ExpertWeight
-from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight
-from octavo.forms.packed_experts import PackedExpertWeight
+from octavo.forms.base import ExpertsWeight
 from octavo.gemm.expert_choice import Choice
-from octavo.gemm.expert_table import choose_product
-from octavo.gemm.hopper.mxfp4.mxfp4_rows_tiling import choose_mxfp4_many_tiling
-from octavo.gemm.portable.experts.expert_tiling import (
-    AnyExpertWeight,
-    choose_few_tiling,
-    choose_grouped_tiling,
-    choose_rounded_tiling,
-    row_slots,
-)
+from octavo.gemm.portable.experts.expert_tiling import row_slots
+from octavo.gemm.product import Product, available, find_pair, pair
+from octavo.gemm.table import EXPERTS
+
+_Both = tuple[Product, Product]
 
 
 @dataclass(frozen=True, slots=True)
 class StackedExperts:
-    """Experts by the kernels that gemm.expert_table chooses.
+    """Experts by the products that gemm.table has for their forms.
 
     Attributes:
         gate_up: [E, 2 n, hidden] = [gate | up].
@@ -32,13 +24,24 @@ class StackedExperts:
         activation: name of the gated activation.
         deterministic: no bit of a token's result depends on the rest of the batch. Not with packed weights.
         num_elsewhere: experts of other ranks; says how many rows an expert has on average.
+        rows: name of a product -> the table's rows, of gate and up, and of down.
     """
 
-    gate_up: AnyExpertWeight
-    down: AnyExpertWeight
+    gate_up: ExpertsWeight
+    down: ExpertsWeight
     activation: str
     deterministic: bool = False
     num_elsewhere: int = 0
+    rows: Mapping[str, _Both] = field(init=False, repr=False, compare=False)
+    _products: tuple[_Both, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Look up the rows of the table: of gate and up, and of down."""
+        weights = self.gate_up, self.down
+        rows = [EXPERTS[weight.kind] for weight in weights]
+        here = map(available, rows, weights)
+        object.__setattr__(self, "_products", pair(*here, deterministic=self.deterministic))
+        object.__setattr__(self, "rows", {both[0].name: both for both in pair(*rows)})
 
     @property
     def form(self) -> Hashable:
@@ -47,142 +50,104 @@ class StackedExperts:
 
     def __call__(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """See Experts; with packed weights x is float16 or bfloat16."""
-        weights = self.gate_up, self.down
-        product = choose_product(
-            *(x, weights, choice.experts.shape[1]),
-            rows_per_expert=self.rows_per_expert(choice),
-            deterministic=self.deterministic,
-        )
-        run: Callable[[Tensor, Choice, Tensor | None], Tensor] = getattr(self, product)
+        run: Callable[[Tensor, Choice, Tensor | None], Tensor] = getattr(self, self.product(x, choice))
         return run(x, choice, residual)
+
+    def product(self, x: Tensor, choice: Choice) -> str:
+        """Return the name of the product of a step's tokens; called per layer and step."""
+        product, _ = find_pair(
+            self._products,
+            x,
+            (self.gate_up, self.down),
+            num_chosen=choice.experts.shape[1],
+            rows_per_expert=self.rows_per_expert(choice),
+        )
+        return product.name
 
     def rows_per_expert(self, choice: Choice) -> float:
         """Return how many of all pairs an expert has on average."""
         return choice.experts.numel() / (self.down.shape[0] + self.num_elsewhere)
 
     def gemv(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
-        """Stream the experts of a token, or of a few, through programs that stay."""
-        gate_up, down = self.gate_up, self.down
+        """Stream the experts of a token, or of a few, through persistent programs.
+
+        Both products are module.gemv(x, weight, choice, out, activation=, adds=), which writes to out:
+
+            x           contiguous: the tokens [T, K], or for down [T k, K]; its dtype is that of out
+            weight      [E, 2 n, K] = [gate | up], or of down [E, H, K]
+            choice      each token's k experts; nothing is read of those that are E or more
+            out         contiguous [T k, n]; for down [T, H], sums over a token's experts times their weights
+            activation  of gate and up, see `few_gate_up`; None for down
+            adds        whether sums are added to out, whose rows may then be any stride apart
+        """
+        gate_up, down, products = self.gate_up, self.down, self.rows["gemv"]
         inner = x.new_empty(choice.experts.numel(), gate_up.shape[1] // 2)
-        gemv_of(gate_up)(x, gate_up, choice, inner, activation=self.activation, adds=False)
+        products[0].part("gemv")(x, gate_up, choice, inner, activation=self.activation, adds=False)
         out = x.new_empty(len(x), down.shape[1]) if residual is None else residual
-        gemv_of(down)(inner, down, choice, out, activation=None, adds=residual is not None)
+        products[1].part("gemv")(inner, down, choice, out, activation=None, adds=residual is not None)
         return out
 
     def few(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Run every pair of a token and an expert by itself."""
-        gate_up, down = few_kernels(self.gate_up), few_kernels(self.down)
-        up_tiling, down_tiling = choose_few_tiling(self.gate_up), choose_few_tiling(self.down)
-        inner = gate_up.few_gate_up(x, self.gate_up, choice.experts, self.activation, up_tiling)
-        return down.few_down(inner, self.down, choice, residual, down_tiling)
+        up, down = self.rows["few"]
+        assert up.tiling is not None, "a row of `few` without a tiling"
+        assert down.tiling is not None, "a row of `few` without a tiling"
+        up_tiling, down_tiling = up.tiling(self.gate_up), down.tiling(self.down)
+        inner = up.part("few_gate_up")(x, self.gate_up, choice.experts, self.activation, up_tiling)
+        return down.part("few_down")(inner, self.down, choice, residual, down_tiling)
 
     def grouped(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Sort the pairs by expert, and run each expert's rows together."""
         from octavo.gemm.portable.experts.sort_pairs import sort_pairs
 
-        per_expert = self.rows_per_expert(choice)
+        per_expert, (up, down) = self.rows_per_expert(choice), self.rows["grouped"]
+        assert up.tiling is not None, "a row of `grouped` without a tiling"
+        assert down.tiling is not None, "a row of `grouped` without a tiling"
         options = {"deterministic": self.deterministic}
-        up_tiling = choose_grouped_tiling(per_expert, self.gate_up, is_gated=True, **options)
-        down_tiling = choose_grouped_tiling(per_expert, self.down, is_gated=False, **options)
+        up_tiling = up.tiling(self.gate_up, per_expert, is_gated=True, **options)
+        down_tiling = down.tiling(self.down, per_expert, is_gated=False, **options)
         slots = row_slots(len(x), per_expert, up_tiling.rows)
         by_expert = sort_pairs(choice.experts, self.down.shape[0], slots)
-        gate_up, down = grouped_kernels(self.gate_up), grouped_kernels(self.down)
-        inner = gate_up.grouped_gemm(x, self.gate_up, by_expert, self.activation, up_tiling)
-        rows = down.grouped_gemm(inner, self.down, by_expert, None, down_tiling)
+        inner = up.part("grouped_gemm")(x, self.gate_up, by_expert, self.activation, up_tiling)
+        rows = down.part("grouped_gemm")(inner, self.down, by_expert, None, down_tiling)
         return self._combined(rows, choice, residual)
 
     def rounded(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Round rows to float8, as weights are, and run each expert's rows together."""
-        from octavo.gemm.portable.experts.grouped import grouped_gemm
         from octavo.gemm.portable.experts.sort_pairs import sort_pairs
         from octavo.kernels.quantise import quantise_rows
 
-        gate_up, down = self.gate_up, self.down
-        assert isinstance(gate_up, ExpertWeight), "rows are rounded for experts in float8"
-        assert isinstance(down, ExpertWeight), "rows are rounded for experts in float8"
-        per_expert = self.rows_per_expert(choice)
-        tiling = choose_rounded_tiling(per_expert, is_gated=True)
-        by_expert = sort_pairs(choice.experts, down.shape[0], row_slots(len(x), per_expert, tiling.rows))
+        (product, _), per_expert = self.rows["rounded"], self.rows_per_expert(choice)
+        assert product.tiling is not None, "a row of `rounded` without a tiling"
+        grouped_gemm = product.part("grouped_gemm")
+        tiling = product.tiling(self.gate_up, per_expert, is_gated=True)
+        slots = row_slots(len(x), per_expert, tiling.rows)
+        by_expert = sort_pairs(choice.experts, self.down.shape[0], slots)
         rows, scales = quantise_rows(x)
-        inner = grouped_gemm(rows, gate_up, by_expert, self.activation, tiling, scales, x.dtype)
+        inner = grouped_gemm(rows, self.gate_up, by_expert, self.activation, tiling, scales, x.dtype)
         rows, scales = quantise_rows(inner)
-        tiling = choose_rounded_tiling(per_expert, is_gated=False)
+        tiling = product.tiling(self.down, per_expert, is_gated=False)
         by_expert = by_expert._replace(num_slots=row_slots(len(x), per_expert, tiling.rows))
-        results = grouped_gemm(rows, down, by_expert, None, tiling, scales, x.dtype)
+        results = grouped_gemm(rows, self.down, by_expert, None, tiling, scales, x.dtype)
         return self._combined(results, choice, residual)
 
     def persistent(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
-        """Sort rows by expert, and stream the experts in MXFP4 through programs that stay."""
-        from octavo.gemm.hopper.mxfp4.mxfp4_rows import expert_gemm
+        """Sort rows by expert, and stream the experts through persistent programs."""
         from octavo.gemm.hopper.mxfp4.sorted_rows import sort_rows
         from octavo.gemm.portable.experts.sort_pairs import sort_pairs
 
-        gate_up, down = self.gate_up, self.down
-        assert isinstance(gate_up, Mxfp4ExpertWeight), "the persistent GEMM is for experts in MXFP4"
-        assert isinstance(down, Mxfp4ExpertWeight), "the persistent GEMM is for experts in MXFP4"
-        tiling = choose_mxfp4_many_tiling(self.rows_per_expert(choice))
-        by_expert = sort_pairs(choice.experts, down.shape[0], 1)
+        product, _ = self.rows["persistent"]
+        assert product.tiling is not None, "a row of `persistent` without a tiling"
+        expert_gemm, tiling = product.part("expert_gemm"), product.tiling(self.rows_per_expert(choice))
+        by_expert = sort_pairs(choice.experts, self.down.shape[0], 1)
         sorted_x, tiles = sort_rows(x, by_expert, tiling.rows)
-        inner = expert_gemm(sorted_x, gate_up, tiles, tiling, activation=self.activation)
-        # What follows takes as much memory.
+        inner = expert_gemm(sorted_x, self.gate_up, tiles, tiling, activation=self.activation)
+        # The results take as much memory.
         del sorted_x
-        results = expert_gemm(inner, down, tiles, tiling, pairs=by_expert.pairs)
+        results = expert_gemm(inner, self.down, tiles, tiling, pairs=by_expert.pairs)
         return self._combined(results, choice, residual)
 
     def _combined(self, rows: Tensor, choice: Choice, residual: Tensor | None) -> Tensor:
         from octavo.gemm.portable.experts.combine import combine_rows
 
         return combine_rows(rows, choice, residual, num_held=self.down.shape[0])
-
-
-class Gemv(Protocol):
-    """One of both products of the experts of T tokens, for a form of weights."""
-
-    def __call__(
-        self, x: Tensor, weight: Any, choice: Choice, out: Tensor, *, activation: str | None, adds: bool
-    ) -> None:
-        """Write a product to out.
-
-        Args:
-            x: contiguous, the tokens [T, K], or for down [T k, K]; its dtype is that of out.
-            weight: [E, 2 n, K] = [gate | up], or of down [E, H, K]; see unsupported_reason in its tiling.
-            choice: each token's k experts; of those that are E or more nothing is read.
-            out: contiguous, [T k, n]; or for down [T, H], sums over a token's experts times their weights.
-            activation: of gate and up, see few.few_gate_up; None: this is down.
-            adds: whether sums are added to out, whose rows may then be any stride apart.
-
-        Raises:
-            InvalidArgumentError: unsupported_reason gives one.
-        """
-        ...
-
-
-def gemv_of(weight: AnyExpertWeight) -> Gemv:
-    """Return the GEMV for a form of weights."""
-    if isinstance(weight, PackedExpertWeight):
-        from octavo.gemm.hopper.packed.packed_expert_gemv import gemv
-    elif isinstance(weight, Mxfp4ExpertWeight):
-        from octavo.gemm.hopper.mxfp4.mxfp4_gemv import gemv
-    else:
-        from octavo.gemm.hopper.floats.expert_gemv import gemv
-    return gemv
-
-
-def few_kernels(weight: AnyExpertWeight) -> ModuleType:
-    """Return the module with the kernels of 1 to 4 tokens for a form of weights."""
-    from octavo.gemm.portable.experts import mxfp4_gemm
-    from octavo.gemm.portable.experts import packed_pairs as packed_few
-    from octavo.gemm.portable.experts import pairs as few
-
-    if isinstance(weight, PackedExpertWeight):
-        return packed_few
-    return mxfp4_gemm if isinstance(weight, Mxfp4ExpertWeight) else few
-
-
-def grouped_kernels(weight: AnyExpertWeight) -> ModuleType:
-    """Return the module with the grouped GEMM for a form of weights."""
-    from octavo.gemm.portable.experts import grouped, mxfp4_gemm, packed_grouped
-
-    if isinstance(weight, PackedExpertWeight):
-        return packed_grouped
-    return mxfp4_gemm if isinstance(weight, Mxfp4ExpertWeight) else grouped

@@ -101,7 +101,7 @@ def _quantise_kernel(
     column = tl.arange(0, BLOCK)
     inside = column < size
     if NORM:
-        # Of the model, so it need not wait.
+        # It is part of the model, so it need not wait.
         weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
     wait_for_previous(OVERLAP)
     x = load_row(x_ptr, residual_ptr, row, stride_x, stride_residual, column, inside, ADD)

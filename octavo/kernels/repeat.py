@@ -136,7 +136,7 @@ class Watch(TorchDispatchMode):
             place = self._places.get(id(value))
             self._can_repeat = self._can_repeat and place is not None
             return place
-        # Of a descriptor, or of other objects that stand for tensors.
+        # A descriptor, or another object that stands for tensors.
         base = getattr(value, "base", None)
         if base is None:
             return value

@@ -93,7 +93,7 @@ def _rms_norm_kernel(
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < size
-    # Of the model, so it need not wait.
+    # It is part of the model, so it need not wait.
     weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
     wait_for_previous(OVERLAP)
     x = load_row(x_ptr, residual_ptr, row, stride_x, stride_residual, column, inside, ADD)

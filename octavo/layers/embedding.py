@@ -1,11 +1,12 @@
 """Token embedding and LM head, each cut over ranks by rows of the vocabulary."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
 from octavo.gemm.cpu.block_linear import TiledBlocks
-from octavo.gemm.plain import Linear
 from octavo.kernels.device import has_triton
 from octavo.parallel import TensorParallel
 
@@ -76,7 +77,13 @@ class Embedding:
 class LMHead:
     """Turns hidden states into logits."""
 
-    def __init__(self, linear: Linear, vocab_size: int, softcap: float, parallel: TensorParallel) -> None:
+    def __init__(
+        self,
+        linear: Callable[[Tensor], Tensor],
+        vocab_size: int,
+        softcap: float,
+        parallel: TensorParallel,
+    ) -> None:
         """Keep a rank's head.
 
         Args:

@@ -10,8 +10,8 @@ from torch import Tensor
 from octavo.gemm.cpu.block_linear import BlockLinear
 from octavo.gemm.cpu.compiled_experts import ACTIVATIONS, CompiledExperts
 from octavo.gemm.expert_choice import Choice
-from octavo.gemm.plain import Linear
-from octavo.layers.activation import activate_and_multiply
+from octavo.gemm.gated import activate_and_multiply
+from octavo.gemm.linear import Linear
 
 
 class Experts(Protocol):

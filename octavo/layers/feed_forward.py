@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from octavo.layers.block import BlockInput, BlockOutput, kernels_of
+from octavo.layers.block import BlockInput, BlockOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class FeedForward:
     @property
     def kind(self) -> Hashable:
         """What blocks have in common if they launch the same kernels."""
-        return kernels_of(self.gate_up_proj), kernels_of(self.down_proj)
+        return self.gate_up_proj.kind, self.down_proj.kind
 
     def __call__(self, hidden: Tensor, delta: Tensor | None) -> Tensor | None:
         """Run the block; arguments and result as for DecoderLayer."""

@@ -19,8 +19,8 @@ class LayerOptions:
         softcap: bound of the scores; 0: none.
         qk_norm: norm of q and k heads before the rotation, or None.
         sinks: [H] score of one more key of each query head, whose value is 0; None: there is none.
-        has_gemvs: whether GEMVs multiply a single row by the projections before and after attention, and so
-            kernels that fetch weights early multiply a few.
+        has_gemvs: whether a single row meets the projections before and after attention in GEMVs. Kernels
+            that fetch weights early then multiply a few rows, too.
     """
 
     layer: int

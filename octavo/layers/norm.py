@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
+from octavo.gemm.cpu import compiled_norm as cpu_layers
 from octavo.kernels.device import has_triton
-from octavo.layers import compiled_norm as cpu_layers
 from octavo.parallel import TensorParallel
 
 

@@ -7,18 +7,17 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from octavo.gemm.expert_choice import Choice
+from octavo.gemm.product import Product, available, find
+from octavo.gemm.table import PRODUCTS
 from octavo.kernels.device import has_triton
 from octavo.layers.norm import RMSNorm
-
-# One kernel norms and routes at most so many tokens, of such a size, among so many experts.
-_MAX_ROWS, _MAX_SIZE, _MAX_EXPERTS = 4, 8192, 256
 
 
 @dataclass(frozen=True, slots=True)
 class Router:
     """Softmax over all experts' logits, then the k most probable experts.
 
-    Logits and probabilities are float32. Of experts with equal logits, those of lower index come first.
+    Logits and probabilities are float32. Experts with equal logits come in the order of their indices.
 
     Attributes:
         weight: [E, hidden].
@@ -35,12 +34,15 @@ class Router:
     deterministic: bool = False
     bias: Tensor | None = None
     held: range | None = None
-    # Of norm_and_route: programs that have finished, for each token.
+    _products: tuple[Product, ...] = field(init=False, repr=False, compare=False)
+    # How many programs of norm_and_route have finished, for each token.
     _arrivals: Tensor = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Allocate what a kernel counts with, where there are kernels."""
-        num_rows = _MAX_ROWS if has_triton(self.weight) else 0
+        products = available(PRODUCTS["router"], self.weight)
+        object.__setattr__(self, "_products", products)
+        num_rows = max(product.norms for product in products) if has_triton(self.weight) else 0
         arrivals = torch.zeros(num_rows, dtype=torch.int32, device=self.weight.device)
         object.__setattr__(self, "_arrivals", arrivals)
 
@@ -69,9 +71,9 @@ class Router:
 
     def _fuses(self, hidden: Tensor) -> bool:
         """Return whether one kernel norms and routes; called per layer and step."""
-        num_experts, size = self.weight.shape
-        is_few = 0 < hidden.shape[0] <= _MAX_ROWS and not self.deterministic
-        return is_few and size <= _MAX_SIZE and num_experts <= _MAX_EXPERTS and has_triton(hidden)
+        if self.deterministic or not has_triton(hidden):
+            return False
+        return find(self._products, hidden, self.weight).norms > 0
 
     def __call__(self, x: Tensor, slots: Tensor | None = None) -> Choice:
         """Choose the experts of tokens.
@@ -81,11 +83,11 @@ class Router:
             slots: [T], negative for padding, which gets no experts; or None.
         """
         if has_triton(x):
-            from octavo.gemm.portable.experts.router_logits import choose_experts, router_logits
+            from octavo.gemm.portable.experts.router_logits import route_experts, router_logits
 
             logits = router_logits(x, self.weight, deterministic=self.deterministic)
             return Choice(
-                *choose_experts(
+                *route_experts(
                     logits,
                     self.num_chosen,
                     renormalises=self.renormalises,
@@ -97,10 +99,10 @@ class Router:
         bias = None if self.bias is None else self.bias.float()
         logits = linear(x.float(), self.weight.float(), bias)
         options = {"held": self.held, "slots": slots}
-        return choose_by_logits(logits, self.num_chosen, renormalises=self.renormalises, **options)
+        return route_by_logits(logits, self.num_chosen, renormalises=self.renormalises, **options)
 
 
-def choose_by_logits(
+def route_by_logits(
     logits: Tensor,
     num_chosen: int,
     *,

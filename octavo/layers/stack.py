@@ -1,6 +1,6 @@
-"""Which decoders run all their layers in one call: on a CPU, those whose matrices are in blocks.
+"""Decoders that run all their layers in one call into C: on a CPU, those whose matrices are in blocks.
 
-The others, on any device, are called layer by layer.
+The layers of others, on any device, are called one by one.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import torch
 
 from octavo.gemm.cpu.block_linear import BlockLinear
 from octavo.layers.attention import AttentionLayer
-from octavo.layers.block import BlockInput, BlockOutput, PlainInput, PlainOutput
+from octavo.layers.block import BlockInput, BlockOutput
 from octavo.layers.compiled_stack import LayerStack, StackLayer
 from octavo.layers.feed_forward import FeedForward
 
@@ -21,9 +21,9 @@ def unsupported_reason(attention: AttentionLayer, feed_forward: FeedForward) -> 
     if attention.options.sinks is not None:
         return "its query heads have sinks"
     inputs = ((attention.qkv_proj, None), (feed_forward.gate_up_proj, "silu"))
-    if not all(_is_plain_input(block, activation) for block, activation in inputs):
+    if not all(_is_known_input(block, activation) for block, activation in inputs):
         return "a norm, an activation or a weight is of another kind"
-    if not all(_is_plain_output(block) for block in (attention.o_proj, feed_forward.down_proj)):
+    if not all(_is_known_output(block) for block in (attention.o_proj, feed_forward.down_proj)):
         return "an output has a norm, several ranks or a weight of another kind"
     return None
 
@@ -40,22 +40,19 @@ def make_stack(layers: Sequence[tuple[AttentionLayer, object]]) -> LayerStack | 
     return LayerStack([_describe(*layer) for layer in known], alive=known)
 
 
-def _is_plain_input(block: BlockInput, activation: str | None) -> bool:
-    if not isinstance(block, PlainInput) or block.activation != activation:
-        return False
+def _is_known_input(block: BlockInput, activation: str | None) -> bool:
     weight = block.norm.weight
     is_float = weight.dtype == torch.float32 and weight.is_contiguous()
-    return is_float and _compiled(block.projection) is not None
+    return block.activation == activation and is_float and _address(block) is not None
 
 
-def _is_plain_output(block: BlockOutput) -> bool:
-    if not isinstance(block, PlainOutput) or block.norm is not None or block.parallel.size > 1:
-        return False
-    return _compiled(block.projection) is not None
+def _is_known_output(block: BlockOutput) -> bool:
+    return block.norm is None and block.parallel.size == 1 and _address(block) is not None
 
 
-def _compiled(projection: object) -> int | None:
+def _address(block: BlockInput | BlockOutput) -> int | None:
     """Return the address of a linear layer as C knows it, or None if C does not."""
+    projection = block.projection
     linear = projection.compiled if isinstance(projection, BlockLinear) else None
     return None if linear is None else linear.address
 
@@ -63,12 +60,8 @@ def _compiled(projection: object) -> int | None:
 def _describe(attention: AttentionLayer, feed_forward: FeedForward) -> StackLayer:
     qkv, o, options = attention.qkv_proj, attention.o_proj, attention.options
     gate_up, down, head_norm = feed_forward.gate_up_proj, feed_forward.down_proj, options.qk_norm
-    assert isinstance(qkv, PlainInput)
-    assert isinstance(gate_up, PlainInput)
-    assert isinstance(o, PlainOutput)
-    assert isinstance(down, PlainOutput)
     return StackLayer(
-        *(_compiled(block.projection) for block in (qkv, o, gate_up, down)),
+        *(_address(block) for block in (qkv, o, gate_up, down)),
         *(norm.weight.data_ptr() for norm in (qkv.norm, gate_up.norm)),
         None if head_norm is None else head_norm.weight.data_ptr(),
         *(options.layer, options.rope, options.window or 0),

@@ -1,10 +1,9 @@
 """Models: their configuration, their weights, and the decoder built from both."""
 
-from octavo.models.config import ModelConfig
 from octavo.models.decoder import Decoder
 from octavo.models.generation_config import SamplingDefaults, read_sampling_defaults
-from octavo.models.kv_scales import check_kv_scales
-from octavo.models.loader import load_decoder
+from octavo.models.loader import check_kv_scales, load_decoder
+from octavo.models.model_config import ModelConfig
 from octavo.models.parameters import (
     kv_bytes_per_token,
     num_active_parameters,

@@ -12,10 +12,12 @@ from torch.nn.functional import pad
 from octavo.forms.base import QuantisedWeight
 from octavo.gemm.cpu.block_linear import AnyBlocks, BlockLinear, TiledBlocks, tiled_on_cpu
 from octavo.gemm.cpu.huge_pages import HugePages, return_freed_memory
-from octavo.gemm.expert_table import stacks_experts
-from octavo.gemm.plain import Linear
+from octavo.gemm.linear import Linear
+from octavo.gemm.make_linear import make_invariant_linear, make_linear, make_quantised_linear, stacks_experts
 from octavo.layers import (
     AttentionLayer,
+    BlockInput,
+    BlockOutput,
     Embedding,
     FeedForward,
     HeadRMSNorm,
@@ -24,22 +26,16 @@ from octavo.layers import (
     RMSNorm,
     WideQKNorm,
     interleave_halves,
-    is_gemv,
-    make_input,
-    make_invariant_linear,
-    make_linear,
-    make_output,
-    make_quantised_linear,
     vocabulary_shard,
 )
 from octavo.layers.expert_feed_forward import ExpertFeedForward
 from octavo.layers.experts import Experts, ListedExperts
 from octavo.layers.router import Router
 from octavo.models.checkpoint import Checkpoint
-from octavo.models.config import ModelConfig
 from octavo.models.decoder import DecoderLayer
-from octavo.models.experts.config import ExpertsConfig, expert_part, names_expert_parallel
+from octavo.models.experts.experts_config import ExpertsConfig, expert_part, names_expert_parallel
 from octavo.models.experts.loading import ExpertShape, read_stacked
+from octavo.models.model_config import ModelConfig
 from octavo.models.weights import Part
 from octavo.parallel import TensorParallel, shard_heads, shard_range
 
@@ -62,7 +58,7 @@ class Builder:
         self._quantization = quantization
         self._matrix_dtype = torch.bfloat16 if quantization == "bf16" else checkpoint.dtype
         self._deterministic = deterministic
-        # Of weights that a CPU multiplies in their blocks.
+        # They hold weights that a CPU multiplies in their blocks.
         self._pages = HugePages()
         # Reads matrices whole.
         self._single = self
@@ -89,7 +85,7 @@ class Builder:
             linear = make_invariant_linear(weight, dtype=torch.float32)
         else:
             linear = self._linear(weight)
-        return LMHead(make_input(norm, linear), config.vocab_size, config.final_softcap, self._parallel)
+        return LMHead(BlockInput(norm, linear), config.vocab_size, config.final_softcap, self._parallel)
 
     def _norm(self, name: str) -> RMSNorm:
         # With norms of outputs, what outputs return is summed over ranks already.
@@ -116,8 +112,8 @@ class Builder:
             f"{block}.o_proj", self._head_rows(self.heads.query), config.has_output_bias
         )
         return AttentionLayer(
-            qkv_proj=make_input(norm, qkv),
-            o_proj=make_output(output, post_norm, self._parallel),
+            qkv_proj=BlockInput(norm, qkv),
+            o_proj=BlockOutput(output, post_norm, self._parallel),
             wide_norm=self._wide_qk_norm(block) if config.has_wide_qk_norm else None,
             options=LayerOptions(
                 layer=index,
@@ -127,7 +123,7 @@ class Builder:
                 softcap=config.attention_softcap,
                 qk_norm=self._qk_norm(block) if config.has_qk_norm else None,
                 sinks=self._sinks(block) if config.has_sinks else None,
-                has_gemvs=is_gemv(qkv) and is_gemv(output),
+                has_gemvs=qkv.has_gemv and output.has_gemv,
             ),
         )
 
@@ -143,7 +139,7 @@ class Builder:
         gate_up = self._fused(names, [rows, rows], config.has_mlp_bias, num_interleaved=0)
         down = self._row_parallel(f"{prefix}.mlp.down_proj", rows, config.has_mlp_bias)
         return FeedForward(
-            make_input(norm, gate_up, config.activation), make_output(down, post_norm, self._parallel)
+            BlockInput(norm, gate_up, config.activation), BlockOutput(down, post_norm, self._parallel)
         )
 
     def _experts(self, prefix: str) -> ExpertFeedForward:

@@ -9,14 +9,13 @@ from torch import Tensor
 from octavo.errors import WeightsError, suggest
 from octavo.forms.base import QuantisedWeight, Storage
 from octavo.forms.float8 import quantise
-from octavo.models.weights import Part, QuantisedSource, WeightSource
+from octavo.models.weights import Part, QuantisedSource, WeightSource, listed
 
-# Tensors of some checkpoints that are not needed: rotary tables, which follow from the config, and scales of
-# queries, which are never float8.
+# Tensors that checkpoints may have and nothing needs: rotary tables, which follow from the config, and scales
+# of queries, which are never float8.
 _HARMLESS = re.compile(
     r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|model\.layers\.\d+\.self_attn\.q_scale"
 )
-_NUM_NAMED = 5
 
 
 def check_tensors(
@@ -35,17 +34,17 @@ def check_tensors(
     extra = sorted(name for name in unknown - {"lm_head.weight"} if not _HARMLESS.fullmatch(name))
     if missing:
         nearest = suggest(missing[0], extra)
-        raise WeightsError(f"the checkpoint lacks {_listed(missing)}, which config.json calls for{nearest}")
+        raise WeightsError(f"the checkpoint lacks {listed(missing)}, which config.json calls for{nearest}")
     if extra:
         nearest = suggest(extra[0], shapes)
-        raise WeightsError(f"the checkpoint has {_listed(extra)}, which config.json has no use for{nearest}")
+        raise WeightsError(f"the checkpoint has {listed(extra)}, which config.json has no use for{nearest}")
     wrong = [
         f"{name} is {list(weights.shape(name))}, expected {list(shape)}"
         for name, shape in shapes.items()
         if tuple(weights.shape(name)) != shape
     ]
     if wrong:
-        raise WeightsError(f"the checkpoint does not fit config.json: {_listed(wrong)}")
+        raise WeightsError(f"the checkpoint does not fit config.json: {listed(wrong)}")
 
 
 class Checkpoint:
@@ -126,9 +125,3 @@ class Checkpoint:
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Return an uninitialised tensor on the device, of the dtype if none is given."""
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
-
-
-def _listed(items: Iterable[str]) -> str:
-    items = list(items)
-    rest = f" and {len(items) - _NUM_NAMED} more" if len(items) > _NUM_NAMED else ""
-    return ", ".join(items[:_NUM_NAMED]) + rest

@@ -8,6 +8,11 @@ from octavo.errors import FileFormatError, UnsupportedModelError, refuse_unknown
 _MAX_INTEGER = 2**31
 
 
+def words(*lines: str) -> frozenset[str]:
+    """Return the words of some lines: names of fields."""
+    return frozenset(" ".join(lines).split())
+
+
 class ConfigFields:
     """A mapping whose fields are checked for type and range as they are read.
 

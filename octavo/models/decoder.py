@@ -15,13 +15,12 @@ from octavo.layers import (
     FeedForward,
     LMHead,
     Rotary,
-    kernels_of,
     make_step,
 )
 from octavo.layers.compiled_stack import LayerStack
 from octavo.layers.expert_feed_forward import ExpertFeedForward
-from octavo.layers.steps.cpu import CpuStep
-from octavo.models.config import ModelConfig
+from octavo.layers.steps.cpu_step import CpuStep
+from octavo.models.model_config import ModelConfig
 from octavo.parallel import TensorParallel
 
 
@@ -46,7 +45,7 @@ class DecoderLayer:
             options.rope,
             options.softcap,
             options.sinks is not None,
-            *map(kernels_of, (self.attention.qkv_proj, self.attention.o_proj)),
+            *(self.attention.qkv_proj.kind, self.attention.o_proj.kind),
             self.feed_forward.kind,
         )
 
@@ -71,8 +70,8 @@ class DecoderLayer:
             slots: [T], negative for padding, which experts leave out; None: there is no padding.
 
         Returns:
-            [T, hidden] that the next layer has to add to hidden, or None if it is added already. Of several
-            ranks each has a part of it, unless the network norms outputs.
+            [T, hidden] that the next layer has to add to hidden, or None if it is added already. Each of
+            several ranks has a part of it, unless the network norms outputs.
         """
         delta = self.attention(hidden, delta, rotations, step)
         if isinstance(self.feed_forward, ExpertFeedForward):

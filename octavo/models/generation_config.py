@@ -15,7 +15,7 @@ from octavo.sampling_params import DEFAULTED, SamplingParams
 
 NAME = "generation_config.json"
 _MAX_BYTES = 2**20
-# A penalty of llama.cpp's looks at the latest tokens only, so it is another one.
+# llama.cpp's penalties see only the latest tokens, so they are not the ones meant here.
 _GGUF_FIELDS = {
     "temperature": "general.sampling.temp",
     "top_p": "general.sampling.top_p",

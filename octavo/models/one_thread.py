@@ -1,4 +1,4 @@
-"""Packs and decodes weights in one thread."""
+"""A context in which weights are packed and decoded by one thread."""
 
 import threading
 
@@ -6,7 +6,7 @@ import torch
 
 
 class _OneThread:
-    """Run torch's operators on a CPU in this thread alone: `with one_thread:`.
+    """Run torch's operators on a CPU in this thread only: `with one_thread:`.
 
     Blocks are packed and decoded by thousands of operators of some microseconds each. Where another process
     has a core, the wait for a second thread takes longer than all of them. Threads may overlap: the number

@@ -1,8 +1,20 @@
-"""Names and shapes of a network's tensors, known before any file is opened."""
+"""Names and shapes of a network's tensors, known before any file is opened.
+
+Checkpoints of some families have one matrix for the projections of one input:
+
+    here     self_attn.q_proj.weight, .k_proj, .v_proj    mlp.gate_proj.weight, .up_proj
+    Phi-3    self_attn.qkv_proj.weight [q | k | v]        mlp.gate_up_proj.weight [gate | up]
+"""
 
 import math
+from collections.abc import Mapping
+from itertools import accumulate, chain
+from types import MappingProxyType
 
-from octavo.models.config import ModelConfig
+from octavo.errors import WeightsError
+from octavo.models.model_config import ModelConfig
+from octavo.models.renamed import Place, by_name, renamed
+from octavo.models.weights import WeightSource
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -56,7 +68,7 @@ def _attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _block_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
-    """A layer's feed-forward, or its router and experts."""
+    """Return the shapes of a layer's feed-forward, or of its router and experts."""
     experts = config.experts
     if experts is None or not experts.layers[layer]:
         return _feed_forward_shapes("mlp", config, config.intermediate_size, config.has_mlp_bias)
@@ -87,3 +99,49 @@ def _norm_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def _linear_shapes(name: str, out_size: int, in_size: int, has_bias: bool) -> dict[str, tuple[int, ...]]:
     weight: dict[str, tuple[int, ...]] = {f"{name}.weight": (out_size, in_size)}
     return weight | {f"{name}.bias": (out_size,)} if has_bias else weight
+
+
+_FUSED: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+    }
+)
+
+
+def with_own_projections(weights: WeightSource, config: ModelConfig) -> WeightSource:
+    """Return a source that hands out each projection by its own name.
+
+    Raises:
+        WeightsError: a stored matrix does not have the rows of its projections, or one is there twice.
+    """
+    if not config.has_fused_projections:
+        return weights
+    shapes = parameter_shapes(config)
+    num_rows = {
+        f"model.layers.{layer}.{fused}.weight": {
+            name: shapes[name][0] for name in (f"model.layers.{layer}.{part}.weight" for part in parts)
+        }
+        for layer in range(config.num_layers)
+        for fused, parts in _FUSED.items()
+    }
+    stored = (Place(name=name, shape=tuple(weights.shape(name))) for name in sorted(weights.names()))
+    places = (
+        _parts(place, num_rows[place.name]) if place.name in num_rows else [(place.name, place)]
+        for place in stored
+    )
+    return renamed(weights, by_name(chain.from_iterable(places)))
+
+
+def _parts(stored: Place, num_rows: Mapping[str, int]) -> list[tuple[str, Place]]:
+    """Return the projections of a stored matrix, given the rows of each."""
+    if stored.shape[0] != sum(num_rows.values()):
+        raise WeightsError(
+            f"{stored.name} is {list(stored.shape)}, expected {sum(num_rows.values())} rows for "
+            f"{', '.join(num_rows)} together"
+        )
+    firsts = accumulate(num_rows.values(), initial=0)
+    return [
+        (name, Place(name=stored.name, shape=(size, *stored.shape[1:]), first=first))
+        for (name, size), first in zip(num_rows.items(), firsts, strict=False)
+    ]

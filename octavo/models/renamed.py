@@ -1,4 +1,4 @@
-"""A checkpoint whose tensors have other names here, or are parts of stored ones."""
+"""Views of a checkpoint whose tensors have other names than ours, or contain several of ours."""
 
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
@@ -85,19 +85,15 @@ class _Weights:
         self._places = places
 
     def names(self) -> Set[str]:
-        """See WeightSource."""
         return self._places.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """See WeightSource."""
         return self._place(name).shape
 
     def read(self, name: str, *, rows: Part = None, columns: Part = None, dtype: torch.dtype) -> Tensor:
-        """See WeightSource."""
         return self._place(name).read(partial(self._weights.read, dtype=dtype), rows, columns)
 
     def close(self) -> None:
-        """See WeightSource."""
         self._weights.close()
 
     def _place(self, name: str) -> Place:
@@ -114,11 +110,9 @@ class _Tensors(_Weights):
         self._tensors = tensors
 
     def type_name(self, name: str) -> str:
-        """See StoredTensors."""
         return self._tensors.type_name(self._place(name).name)
 
     def read_stored(self, name: str, *, rows: Part = None, columns: Part = None) -> Tensor:
-        """See StoredTensors."""
         return self._place(name).read(self._tensors.read_stored, rows, columns)
 
 
@@ -131,14 +125,12 @@ class _Matrices(_Weights):
         self._quantised = weights
 
     def storage(self) -> Mapping[str, Storage]:
-        """See QuantisedSource."""
         stored = self._quantised.storage()
         return {here: stored[place.name] for here, place in self._places.items() if place.name in stored}
 
     def read_quantised(
         self, name: str, *, rows: Part = None, columns: Part = None, device: torch.device = CPU
     ) -> QuantisedWeight:
-        """See QuantisedSource."""
         place = self._place(name)
         rows = place.rows(rows)
         return self._quantised.read_quantised(place.name, rows=rows, columns=columns, device=device)

@@ -15,17 +15,15 @@ from octavo.errors import ConfigError, FileFormatError, ModelNotFoundError
 from octavo.forms.base import Storage
 from octavo.install_hint import install_extra, pip_command
 from octavo.json_file import is_present, read_json_object
-from octavo.models.config import ModelConfig
 from octavo.models.formats.dummy import DummyMxfp4, DummyWeights
-from octavo.models.formats.gguf.config import gguf_to_hf_config
-from octavo.models.formats.gguf.file import GGUFFile
-from octavo.models.formats.gguf.parts import only_model
-from octavo.models.formats.gguf.weights import GGUFWeights
-from octavo.models.formats.mxfp4 import Mxfp4Scheme
+from octavo.models.formats.float4 import Mxfp4Scheme
+from octavo.models.formats.gguf.file import GGUFFile, only_model
+from octavo.models.formats.gguf.gguf_weights import GGUFWeights
+from octavo.models.formats.gguf.hf_config import gguf_to_hf_config
 from octavo.models.formats.safetensors import SafetensorsWeights
 from octavo.models.formats.schemes import read_scheme
-from octavo.models.fused_names import with_own_projections
-from octavo.models.parameters import parameter_shapes
+from octavo.models.model_config import ModelConfig
+from octavo.models.parameters import parameter_shapes, with_own_projections
 from octavo.models.weights import QuantisedSource, WeightSource
 from octavo.tokenizer import Tokenizer
 
@@ -118,7 +116,7 @@ def load_tokenizer(source: ModelSource) -> Tokenizer | None:
         FileFormatError, UnsupportedModelError: there is one, but it is damaged or of an unknown kind.
     """
     if source.gguf is not None:
-        # ggml's name for none.
+        # ggml calls the lack of a tokenizer no_vocab.
         has_tokenizer = source.gguf.metadata.get("tokenizer.ggml.model", "no_vocab") != "no_vocab"
         return Tokenizer.from_gguf(source.gguf.metadata, source.name) if has_tokenizer else None
     has_tokenizer = is_present(source.path / "tokenizer.json")
@@ -180,7 +178,7 @@ def _has_mxfp4(source: ModelSource) -> bool:
 
 
 def _kind_of_path(path: Path) -> Literal["folder", "file"] | None:
-    """What lies at a path, None for nothing.
+    """Return what lies at a path, None for nothing.
 
     Raises:
         ModelNotFoundError: the system refuses the path: too long, no permission.
@@ -223,7 +221,7 @@ def _check_load_format(kind: str, path: Path, load_format: LoadFormat) -> None:
 
 
 def _embedded_path() -> Path:
-    """The GGUF file inside the installed distribution; none of its code is imported."""
+    """Return the GGUF file inside the installed distribution; none of its code is imported."""
     try:
         files = metadata.files(_EMBEDDED_DISTRIBUTION) or []
     except metadata.PackageNotFoundError:

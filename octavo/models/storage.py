@@ -8,8 +8,7 @@ import torch
 from octavo.errors import ConfigError
 from octavo.forms.base import Storage
 from octavo.forms.float8 import FLOAT8_ROWS
-from octavo.gemm.expert_table import unstackable_reason
-from octavo.gemm.table import looks_up, multiplies
+from octavo.gemm.make_linear import looks_up, multiplies, unstackable_reason
 
 _VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 # Projections that one product multiplies: all stay quantised, or none does.
@@ -24,6 +23,7 @@ def kept_storage(
     device: torch.device,
     dtype: torch.dtype,
     deterministic: bool = False,
+    capability: tuple[int, int] | None = None,
 ) -> Mapping[str, Storage]:
     """Return the matrices that stay quantised, by name; the others are dequantised.
 
@@ -31,6 +31,7 @@ def kept_storage(
         names: of all tensors of the network.
         stored: how the checkpoint stores matrices; see QuantisedSource.
         quantization, device, dtype, deterministic: see load_decoder.
+        capability: of a GPU that is named only; None: the device is here.
 
     Raises:
         ConfigError: the checkpoint is quantised otherwise than quantization says, or has experts that
@@ -43,11 +44,14 @@ def kept_storage(
     elif quantization not in ("auto", "mixed") or deterministic:
         return {}
     if device.type == "cuda":
-        _check_experts(stored, device, dtype)
+        _check_experts(stored, device, dtype, capability)
     kept = {
         name: storage
         for name, storage in stored.items()
-        if ((_is_expert(name) and device.type == "cuda") or multiplies(storage.kind, device, dtype))
+        if (
+            (_is_expert(name) and device.type == "cuda")
+            or multiplies(storage.kind, device, dtype, capability)
+        )
         and (name not in _VOCABULARY or looks_up(storage.kind, device))
     }
     return {
@@ -61,13 +65,18 @@ def _is_expert(name: str) -> bool:
     return ".experts." in name
 
 
-def _check_experts(stored: Mapping[str, Storage], device: torch.device, dtype: torch.dtype) -> None:
+def _check_experts(
+    stored: Mapping[str, Storage],
+    device: torch.device,
+    dtype: torch.dtype,
+    capability: tuple[int, int] | None,
+) -> None:
     """Refuse experts that a GPU's kernels, which stack them, cannot multiply as they are stored.
 
     Dequantised, a model whose size is mostly that of its experts would take a multiple of its bytes.
     """
     for name, storage in stored.items():
-        reason = unstackable_reason(storage.kind, device, dtype) if _is_expert(name) else None
+        reason = unstackable_reason(storage.kind, device, dtype, capability) if _is_expert(name) else None
         if reason is not None:
             raise ConfigError(
                 f'{name} cannot be multiplied as {storage.kind}: {reason}; use quantization="none", which '

@@ -1,6 +1,6 @@
 """The protocols of sources of tensors: safetensors, GGUF and dummy weights."""
 
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -92,6 +92,13 @@ class QuantisedSource(Protocol):
 def missing_tensor(where: str, name: str, names: Collection[str]) -> WeightsError:
     """Return the error for a tensor that a source does not have, with the nearest name that it has."""
     return WeightsError(f"{where}: no tensor {name!r} among {len(names)}{suggest(name, names)}")
+
+
+def listed(names: Iterable[str], most: int = 5) -> str:
+    """Return names for a message: the first ones, and how many more there are."""
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def slice_bounds(part: Part, size: int) -> tuple[int, int]:

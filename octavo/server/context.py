@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.engine.engine import Engine
-from octavo.engine.prompts import TokenIds
+from octavo.engine.prompt_reader import TokenIds
 from octavo.errors import EngineDeadError, NotReadyError
 from octavo.sampling_params import SamplingParams
 from octavo.server.api.prompt_tokens import Prompts

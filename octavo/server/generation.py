@@ -5,7 +5,7 @@ from functools import partial
 
 from msgspec import UNSET, UnsetType
 
-from octavo.engine.prompts import TokenIds
+from octavo.engine.prompt_reader import TokenIds
 from octavo.outputs import CompletionDelta, RequestOutput
 from octavo.server.api.structs import PromptTokensDetails, Usage
 from octavo.server.api_errors import ApiError

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from octavo.engine.stats import EngineStats
+from octavo.engine.engine_stats import EngineStats
 from octavo.sampling_params import SamplingParams
 from octavo.server.loop.engine_loop import EngineLoop
 from octavo.server.loop.stats import HistogramSnapshot, LoopStats

@@ -11,16 +11,16 @@ from octavo.forms.blocks import BlockWeight
 from octavo.forms.float8 import FLOAT8, Float8Weight
 from octavo.forms.mxfp4 import Mxfp4Weight
 from octavo.gemm.cpu.block_linear import BlockLinear, TiledBlocks, tiled
+from octavo.gemm.cpu.compiled_norm import compiled_layers
 from octavo.gemm.cpu.compiled_rows import CompiledFewRows, rows_in_bfloat16
 from octavo.gemm.expert_choice import Choice
-from octavo.layers import AttentionLayer, FeedForward, RMSNorm, make_input, make_output
-from octavo.layers.compiled_norm import compiled_layers
+from octavo.layers import AttentionLayer, BlockInput, BlockOutput, FeedForward, RMSNorm
 from octavo.layers.experts import ListedExperts
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.rotary import Rotary
 from octavo.layers.stack import make_stack
-from octavo.layers.steps.cpu import CpuStep
-from octavo.models.formats.gguf.blocks import blocks_of, quantised_of, read_as_stored
+from octavo.layers.steps.cpu_step import CpuStep
+from octavo.models.formats.gguf.gguf_blocks import blocks_of, quantised_of, read_as_stored
 from octavo.parallel import TensorParallel
 
 
@@ -45,7 +45,7 @@ def check_bfloat16(pick):
     rows, outputs, columns = pick.randint(0, 14), pick.randint(4, 30), pick.randint(1, 70)
     weight, x = torch.randn(outputs, columns).bfloat16(), torch.randn(rows, columns)
     bias = torch.randn(outputs) if pick.random() < 0.5 else None
-    layer = CompiledFewRows.of_bfloat16(weight, bias)
+    layer = CompiledFewRows.from_bfloat16(weight, bias)
     got = layer(x)
     close(got, torch.nn.functional.linear(x, weight.float(), bias), scale=10.0)
     for row in range(rows):
@@ -63,7 +63,7 @@ def check_float8(pick):
     stop = pick.randint(start + 1, outputs)
     rounded = weight.dequantise()[start:stop].bfloat16()
     assert torch.equal(rows_in_bfloat16(weight, start, stop), rounded)
-    layer = CompiledFewRows.of_float8(weight, bias)
+    layer = CompiledFewRows.from_float8(weight, bias)
     got = layer(x)
     close(got, torch.nn.functional.linear(x, weight.dequantise(), bias), scale=10.0)
     for row in range(rows):
@@ -159,10 +159,10 @@ def check_stack(pick):
     metadata = replace(case.metadata, slot_mapping=slots_of(case), work=case.forest())
     options = LayerOptions(0, 0, 0.3, pick.choice((None, 8)), pick.choice((0.0, 4.0)), None)
     qkv = random_linear(pick, (heads + 2 * kv_heads) * head_dim, hidden)
-    output = make_output(random_linear(pick, hidden, heads * head_dim), None, TensorParallel())
-    attention = AttentionLayer(make_input(RMSNorm(torch.rand(hidden), 1e-5), qkv), output, options)
-    gate_up = make_input(RMSNorm(torch.rand(hidden), 1e-5), random_linear(pick, 2 * inner, hidden), "silu")
-    down = make_output(random_linear(pick, hidden, inner), None, TensorParallel())
+    output = BlockOutput(random_linear(pick, hidden, heads * head_dim), None, TensorParallel())
+    attention = AttentionLayer(BlockInput(RMSNorm(torch.rand(hidden), 1e-5), qkv), output, options)
+    gate_up = BlockInput(RMSNorm(torch.rand(hidden), 1e-5), random_linear(pick, 2 * inner, hidden), "silu")
+    down = BlockOutput(random_linear(pick, hidden, inner), None, TensorParallel())
     feed_forward, stream = FeedForward(gate_up, down), torch.randn(case.q.shape[0], hidden)
     rope, outs = Rotary(torch.rand(head_dim // 2), 1.0), []
     for stack in (None, make_stack([(attention, feed_forward)])):

@@ -60,7 +60,7 @@ def test_errors_are_one_line_with_exit_code_2(
 def test_inspect_shows_weights_that_do_not_fit(
     capsys: pytest.CaptureFixture[str], tiny: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("octavo.engine.memory.devices._available_system_bytes", lambda: 2**16)
+    monkeypatch.setattr("octavo.engine.memory.rank_device._available_system_bytes", lambda: 2**16)
     with pytest.raises(SystemExit):
         main(["inspect", tiny, "--load-format", "dummy", "--device", "cpu"])
     captured = capsys.readouterr()
@@ -139,7 +139,7 @@ def test_compile_says_where_kernels_lie(capsys: pytest.CaptureFixture[str], tiny
 
 
 @pytest.mark.parametrize(
-    "name", ["attention.cpu.kernel.unsupported_reason", "gemm.cpu.library.compile_failure"]
+    "name", ["attention.cpu.c_calls.unsupported_reason", "gemm.cpu.library.compile_failure"]
 )
 def test_compile_fails_where_kernels_cannot_be_compiled(
     capsys: pytest.CaptureFixture[str], tiny: str, monkeypatch: pytest.MonkeyPatch, name: str

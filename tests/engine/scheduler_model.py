@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from octavo.engine.request import Request
 from octavo.engine.scheduler import Scheduler
+from octavo.engine.step.pace import StepTime
 from octavo.engine.step.scheduled import ScheduledRequest, SchedulerOutput
-from octavo.engine.step.time import StepTime
 from octavo.kv import KVCacheManager
 from octavo.outputs import RequestMetrics
 from octavo.sampling_params import SamplingParams

@@ -5,8 +5,8 @@ import random
 import numpy as np
 from llguidance import LLTokenizer
 
-from octavo.engine.structured.compiling import Compiler
-from octavo.engine.structured.grammar import Grammar
+from octavo.engine.structured.compiler import Compiler
+from octavo.engine.structured.matcher import Grammar
 from octavo.sampling_params import StructuredOutput
 
 EOS = 256

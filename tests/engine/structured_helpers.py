@@ -7,7 +7,7 @@ import torch
 
 from octavo.engine.request import Request
 from octavo.engine.structured import Grammar, Matcher
-from octavo.engine.structured.masks import TokenMasks
+from octavo.engine.structured.token_masks import TokenMasks
 from octavo.kv import KVCacheManager
 from octavo.outputs import RequestMetrics
 from octavo.sampling_params import SamplingParams, StructuredOutput

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from octavo.engine.gpu.sizes import next_size, sequence_sizes, token_sizes
+from octavo.engine.gpu.graphs import next_size, sequence_sizes, token_sizes
 
 
 @pytest.mark.parametrize("limit", [1, 7, 16, 100, 1024, 8192, 10000, 16384])

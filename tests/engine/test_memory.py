@@ -9,13 +9,13 @@ import torch
 from tiny_model import TINY_LLAMA
 
 from octavo import EngineConfig
-from octavo.attention.choice import choose_impl
-from octavo.engine.loading import plan_model, read_decoder
+from octavo.attention.implementations import choose_impl
 from octavo.engine.memory import ExecutionPlan, plan_execution
+from octavo.engine.runner_setup import plan_model, read_decoder
 from octavo.errors import ConfigError, OutOfMemoryError
 from octavo.forms.base import Storage
 from octavo.forms.float8 import FLOAT8_ROWS
-from octavo.gemm.cpu import bfloat16
+from octavo.gemm.cpu import matrix_units
 from octavo.models import ModelConfig
 from octavo.parallel import TensorParallel
 
@@ -81,8 +81,8 @@ SIZES: dict[str, list[int | None]] = {
 def test_sizes_at_their_extremes_fit_or_are_refused(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine of 64 GiB, where 10^8 blocks take 80 GB of bookkeeping."""
     pretend_a_gpu(monkeypatch)
-    monkeypatch.setattr("octavo.engine.memory.devices._available_system_bytes", lambda: 2**36)
-    monkeypatch.setattr("octavo.engine.memory.devices._free_cgroup_bytes", lambda: 2**63)
+    monkeypatch.setattr("octavo.engine.memory.rank_device._available_system_bytes", lambda: 2**36)
+    monkeypatch.setattr("octavo.engine.memory.rank_device._free_cgroup_bytes", lambda: 2**63)
     num_fitting = 0
     for values in itertools.product(*SIZES.values()):
         sizes = {name: value for name, value in zip(SIZES, values, strict=True) if value is not None}
@@ -117,13 +117,13 @@ def test_sizes_at_their_extremes_fit_or_are_refused(device: str, monkeypatch: py
 def test_sizes_beyond_the_memory_name_what_to_lower(
     sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("octavo.engine.memory.devices._available_system_bytes", lambda: 2**34)
+    monkeypatch.setattr("octavo.engine.memory.rank_device._available_system_bytes", lambda: 2**34)
     with pytest.raises(OutOfMemoryError, match=f"lower .*{next(iter(sizes))}"):
         make_plan(**sizes)
 
 
 def test_weights_that_are_too_large_by_themselves_are_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo.engine.memory.devices._available_system_bytes", lambda: 2**16)
+    monkeypatch.setattr("octavo.engine.memory.rank_device._available_system_bytes", lambda: 2**16)
     with pytest.raises(OutOfMemoryError, match=r"weights take .*, but 64 KiB are free on cpu; keep them in"):
         make_plan()
 
@@ -137,7 +137,7 @@ def test_a_token_budget_beyond_all_tokens_there_can_be_costs_nothing() -> None:
 
 def test_tables_of_a_gpus_host_are_checked_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_a_gpu(monkeypatch)
-    monkeypatch.setattr("octavo.engine.memory.devices._available_system_bytes", lambda: 2**20)
+    monkeypatch.setattr("octavo.engine.memory.rank_device._available_system_bytes", lambda: 2**20)
     with pytest.raises(OutOfMemoryError, match="free on the host; lower max_num_seqs"):
         make_plan(device="cuda", max_num_seqs=4096)
 
@@ -197,9 +197,9 @@ def quantization_of(model_dtype: str = "bfloat16", stored: Storage | None = None
 def test_a_cpu_with_matrix_units_multiplies_bfloat16_checkpoints_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
-    monkeypatch.setattr(bfloat16, "is_amd", lambda: False)
+    monkeypatch.setattr(matrix_units, "is_amd", lambda: False)
     assert quantization_of() == "auto", "Intel's are slower in bfloat16 without AMX"
-    monkeypatch.setattr(bfloat16, "is_amd", lambda: True)
+    monkeypatch.setattr(matrix_units, "is_amd", lambda: True)
     assert quantization_of() == "bf16"
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     assert quantization_of() == "auto", "AMD's without AVX512-BF16 have no products in bfloat16"

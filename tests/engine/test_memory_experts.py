@@ -10,8 +10,8 @@ import torch
 
 from octavo import EngineConfig
 from octavo.cli import main
+from octavo.engine.memory.execution_plan import weight_groups
 from octavo.engine.memory.plan import plan_execution
-from octavo.engine.memory.weights import weight_groups
 from octavo.engine.memory.working import rank_share
 from octavo.models import ModelConfig, num_active_parameters, num_parameters
 from octavo.parallel import TensorParallel

@@ -13,8 +13,8 @@ from tiny_model import TINY_LLAMA
 from torch import Tensor
 
 from octavo import EngineConfig
-from octavo.engine.loading import make_runner, read_decoder
-from octavo.engine.memory import devices, plan_execution, require_devices
+from octavo.engine.memory import plan_execution, rank_device, require_devices
+from octavo.engine.runner_setup import make_runner, read_decoder
 from octavo.errors import ConfigError
 from octavo.models import ModelConfig, stored_matrices
 from octavo.models.source import ModelSource
@@ -157,11 +157,11 @@ def test_a_decoder_of_another_rank_is_refused(source: ModelSource) -> None:
 def test_wrong_names_of_gpus_do_not_mean_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(devices.Path, "glob", lambda folder, pattern: iter([folder / "nvidia0"]))
+    monkeypatch.setattr(rank_device.Path, "glob", lambda folder, pattern: iter([folder / "nvidia0"]))
     for visible in ("", "-1"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert devices.device_of("auto", TensorParallel()).type == "cpu"
+        assert rank_device.device_of("auto", TensorParallel()).type == "cpu"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "9")
     with pytest.raises(ConfigError, match="none of this machine's GPUs with CUDA_VISIBLE_DEVICES='9'"):
-        devices.device_of("auto", TensorParallel())
-    assert devices.device_of("cpu", TensorParallel()).type == "cpu"
+        rank_device.device_of("auto", TensorParallel())
+    assert rank_device.device_of("cpu", TensorParallel()).type == "cpu"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_sampler import request
 
-from octavo.engine.sampling.options import COLUMNS, FILTERS, OPTIONS, Path
+from octavo.engine.sampling.option_table import COLUMNS, FILTERS, OPTIONS, Path
 from octavo.sampling_params import SamplingParams
 
 # Nothing that a sampler looks at: how many completions, and when text and requests end.
@@ -66,5 +66,5 @@ def test_an_empty_bias_changes_nothing() -> None:
 
 
 def test_the_table_needs_no_torch() -> None:
-    code = "import octavo.engine.sampling.options, sys; sys.exit('torch' in sys.modules)"
+    code = "import octavo.engine.sampling.option_table, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

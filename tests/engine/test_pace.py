@@ -3,8 +3,7 @@
 import pytest
 
 from octavo.engine.step import pace
-from octavo.engine.step.pace import Pace
-from octavo.engine.step.time import StepWork
+from octavo.engine.step.pace import Pace, StepWork
 
 WORK = StepWork(1_000, 0, 0)
 

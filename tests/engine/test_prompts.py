@@ -5,7 +5,7 @@ from array import array
 import numpy as np
 import pytest
 
-from octavo.engine.prompts import Prompt, PromptReader
+from octavo.engine.prompt_reader import Prompt, PromptReader
 from octavo.errors import PromptError
 
 # Of a size that every byte is an id of it.

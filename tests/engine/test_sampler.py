@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from octavo.engine.request import Request
+from octavo.engine.sampling.draw import counter_uniform, mix_seed
 from octavo.engine.sampling.sampler import SampledToken, Sampler
-from octavo.engine.sampling.seeds import counter_uniform, mix_seed
 from octavo.engine.sampling.tops import Tops, pack_tops
 from octavo.kv import KVCacheManager
 from octavo.outputs import Logprob, RequestMetrics

@@ -3,7 +3,7 @@
 import pytest
 from scheduler_model import FakeEngine, expected_tokens
 
-from octavo.engine.step.time import StepTime, StepWork
+from octavo.engine.step.pace import StepTime, StepWork
 
 
 def test_prompts_get_less_while_somebody_reads_along() -> None:

@@ -17,7 +17,7 @@ from schema_cases import (
 )
 from schema_walks import compiled, takes, walk
 
-from octavo.engine.structured.schemas import FORMATS, held_schema
+from octavo.engine.structured.schemas import FORMATS, strict_schema
 from octavo.errors import StructuredOutputError
 
 pytestmark = pytest.mark.filterwarnings("ignore:Possible (nested set|set)")
@@ -186,7 +186,7 @@ def test_a_schema_is_not_changed_by_its_use() -> None:
         "x-guidance": {"lenient": True},
     }
     before = json.dumps(schema)
-    held = held_schema(schema, {"whitespace_pattern": " "})
+    held = strict_schema(schema, {"whitespace_pattern": " "})
     assert json.dumps(schema) == before
     assert held == {
         "anyOf": [{"type": "string"}, {"type": "null"}],

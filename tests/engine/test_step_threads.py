@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from octavo.engine.step.threads import StepThreads
+from octavo.engine.torch_settings import StepThreads
 
 
 class Clock:
@@ -35,7 +35,7 @@ class Steps:
         self._threads = StepThreads(self._clock)
 
     def run(self, on_core: float, seconds: float = 0.01) -> int:
-        with self._threads.of_a_step():
+        with self._threads.for_step():
             num_threads = torch.get_num_threads()
             self._clock.now += seconds
             self._clock.busy += seconds * on_core
@@ -70,12 +70,12 @@ def test_a_step_that_is_too_short_to_tell_changes_nothing() -> None:
 def test_a_step_that_fails_gives_the_threads_back() -> None:
     steps = Steps()
     steps.run(0.5)
-    with pytest.raises(ZeroDivisionError), steps._threads.of_a_step():
+    with pytest.raises(ZeroDivisionError), steps._threads.for_step():
         1 // (torch.get_num_threads() - 3)
     assert torch.get_num_threads() == 4
 
 
 def test_one_thread_stays_one() -> None:
     torch.set_num_threads(1)
-    with StepThreads().of_a_step():
+    with StepThreads().for_step():
         assert torch.get_num_threads() == 1

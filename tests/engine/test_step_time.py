@@ -5,7 +5,7 @@ from statistics import fmean
 
 import pytest
 
-from octavo.engine.step.time import StepTime, StepWork
+from octavo.engine.step.pace import StepTime, StepWork
 
 # Seconds of a launch, of having prompts at all, of a key that decoding reads, of a prompt's token, and of a
 # token that sees a key.

@@ -9,8 +9,8 @@ import torch
 from structured_helpers import CPU, EOS, VOCAB, a_request, allowed, takes
 
 from octavo.engine.sampling.sampler import Sampler
-from octavo.engine.structured import Grammars, compiling
-from octavo.engine.structured.masks import TokenMasks, spread_on_device, spread_on_host
+from octavo.engine.structured import Grammars, compiler
+from octavo.engine.structured.token_masks import TokenMasks, spread_on_device, spread_on_host
 from octavo.errors import StructuredOutputError
 from octavo.sampling_params import StructuredOutput
 from octavo.tokenizer import Tokenizer
@@ -59,7 +59,7 @@ def test_a_panic_is_an_error_like_others(compiled: Grammars, monkeypatch: pytest
     def panic(structured: StructuredOutput) -> str:
         raise Panic("index out of bounds")
 
-    monkeypatch.setattr(compiling, "grammar_source", panic)
+    monkeypatch.setattr(compiler, "grammar_source", panic)
     with pytest.raises(StructuredOutputError, match="index out of bounds"):
         compiled.compile(StructuredOutput(choice=["panic"]))
 

@@ -11,7 +11,7 @@ import pytest
 from hostile_grammars import HOSTILE
 from structured_helpers import EOS, VOCAB, a_request, allowed
 
-from octavo.engine.structured import Grammars, compiling, grammars, in_time
+from octavo.engine.structured import Grammars, compiler
 from octavo.errors import ConfigError, SamplingParamsError, StructuredOutputError
 from octavo.sampling_params import MAX_CHOICES, MAX_GRAMMAR_BYTES, SamplingParams, StructuredOutput
 from octavo.tokenizer import Tokenizer
@@ -73,10 +73,10 @@ def test_a_grammar_that_takes_too_long_is_refused_and_keeps_its_place(
 ) -> None:
     slow = Grammars(tokenizer, vocab_size=VOCAB, eos_token_ids=EOS)
     slow.compile(StructuredOutput(choice=["ready"]))
-    monkeypatch.setattr(in_time, "DEADLINE_S", 0.1)
+    monkeypatch.setattr(compiler, "DEADLINE_S", 0.1)
     hold = threading.Event()
-    monkeypatch.setattr(compiling, "grammar_source", lambda structured: hold.wait(20) and "")
-    for number in range(in_time.MAX_RUNNING):
+    monkeypatch.setattr(compiler, "grammar_source", lambda structured: hold.wait(20) and "")
+    for number in range(compiler.MAX_RUNNING):
         with pytest.raises(StructuredOutputError, match="more than"):
             slow.compile(StructuredOutput(choice=[f"slow {number}"]))
     with pytest.raises(StructuredOutputError, match="too many"):
@@ -102,7 +102,7 @@ def test_compiling_leaves_the_size_of_other_threads_stacks(compiled: Grammars) -
 def test_the_latest_grammars_are_kept_within_a_size(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammars, "_MAX_KEPT_BYTES", 3000)
+    monkeypatch.setattr(compiler, "_MAX_KEPT_BYTES", 3000)
     kept = Grammars(tokenizer, vocab_size=VOCAB, eos_token_ids=EOS)
     a, b, c = (StructuredOutput(choice=[name]) for name in "abc")
     first = kept.compile(a)
@@ -118,7 +118,7 @@ def test_the_latest_grammars_are_kept_within_a_size(
 def test_worn_grammars_are_compiled_anew(
     compiled: Grammars, ids: Callable[[str], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from octavo.engine.structured import grammar as module
+    from octavo.engine.structured import matcher as module
 
     monkeypatch.setattr(module, "_MAX_TOKENS", 3)
     structured = StructuredOutput(regex="[0-9]+!")
@@ -152,7 +152,7 @@ def test_threads_may_compile_at_the_same_time(tokenizer: Tokenizer) -> None:
 def test_without_the_package_the_extra_is_named(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammars, "find_spec", lambda name: None)
+    monkeypatch.setattr(compiler, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"\[structured\]"):
         Grammars(tokenizer, vocab_size=VOCAB, eos_token_ids=EOS).compile(StructuredOutput(json_object=True))
 

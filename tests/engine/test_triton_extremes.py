@@ -8,7 +8,7 @@ from test_sampler import request
 from test_sampler_extremes import LOGITS, possible_tokens
 from triton_sampling_cases import everywhere, ignores_infinities
 
-from octavo.engine.gpu.rows import SamplingRows
+from octavo.engine.gpu.device_rows import SamplingRows
 
 pytestmark = [
     *ignores_infinities,

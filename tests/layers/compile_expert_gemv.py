@@ -11,7 +11,7 @@ import triton.language as tl
 from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
 
 from octavo.gemm.hopper.mxfp4.mxfp4_gemv_kernel import Operands, Shape, expert_gemv_kernel
-from octavo.gemm.hopper.mxfp4.mxfp4_gemv_tiling import REGISTERS, WARPS, choose_mxfp4_gemv_tiling, copy_boxes
+from octavo.gemm.hopper.mxfp4.mxfp4_gemv_tiling import REGISTERS, WARPS, copy_boxes, mxfp4_gemv_tiling_for
 
 # K, experts of a token, activation, whether there are biases, and a residual.
 CASES = {
@@ -25,7 +25,7 @@ CASES = {
 def compile_case(size, chosen, activation, biased, adds):
     """Facts, and numbers of instructions: products, and what does not fit into registers."""
     is_gated = activation is not None
-    tiling, boxes = choose_mxfp4_gemv_tiling(size, chosen, is_gated=is_gated), copy_boxes(is_gated=is_gated)
+    tiling, boxes = mxfp4_gemv_tiling_for(size, chosen, is_gated=is_gated), copy_boxes(is_gated=is_gated)
     shape = (size, 32, chosen, tiling.parts, tiling.units, tiling.stages, activation, adds)
     arguments = [
         descriptor("i32", 4, boxes[0], 64),

@@ -21,8 +21,8 @@ from octavo.gemm.portable.experts.expert_tiling import (
     MXFP4_FEW_TILING,
     Mxfp4Tiling,
     PackedTiling,
-    choose_few_tiling,
-    choose_grouped_tiling,
+    mxfp4_grouped_tiling,
+    packed_pair_tiling,
 )
 from octavo.gemm.portable.experts.mxfp4_gemm import _mxfp4_kernel
 from octavo.gemm.portable.experts.packed_grouped import _packed_kernel
@@ -107,7 +107,7 @@ def compile_packed_few(num_held: int = 128):
     tensors = {name + "_ptr": kinds.get(name, "*i32") for name in names}
     sizes = dict.fromkeys(("num_columns", "stride_x", "num_chosen"), "i32")
     words = torch.empty(128, 1536, 256, dtype=torch.int32, device="meta")
-    tiling = choose_few_tiling(PackedExpertWeight(4, 2048, 128, words, words, words))
+    tiling = packed_pair_tiling(PackedExpertWeight(4, 2048, 128, words, words, words))
     assert isinstance(tiling, PackedTiling)
     tile = {
         "ROWS": tiling.rows,
@@ -126,7 +126,7 @@ def main() -> None:
     found = {"few": compile_mxfp4(MXFP4_FEW_TILING, few=True), "packed": compile_packed()}
     found["few, packed"] = compile_packed_few()
     for rows in (2, 8, 32):
-        tiling = choose_grouped_tiling(rows, weight, is_gated=True, deterministic=False)
+        tiling = mxfp4_grouped_tiling(weight, rows, is_gated=True)
         assert isinstance(tiling, Mxfp4Tiling)
         found[f"{rows} rows"] = compile_mxfp4(tiling)
     held = [compile_mxfp4(MXFP4_FEW_TILING, few=True, num_held=8), *compile_few(8), *compile_around(8)]

@@ -12,7 +12,7 @@ from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of
 
 from octavo.gemm.hopper.floats.dense_gemv_tiling import ATOM_BYTES, TILE_ROWS, WARPS
 from octavo.gemm.hopper.floats.expert_gemv_kernel import Operands, RowShape, Shape, float_gemv_kernel
-from octavo.gemm.hopper.floats.expert_gemv_tiling import REGISTERS, choose_float_tiling
+from octavo.gemm.hopper.floats.expert_gemv_tiling import REGISTERS, float_tiling_for
 
 # K, experts of a token, tokens, activation, bytes of a number, numbers that share a scale.
 CASES = {
@@ -30,7 +30,7 @@ CASES = {
 def compile_case(size, chosen, tokens, activation, itemsize, width):
     """Facts, and numbers of instructions: products, and what does not fit into registers."""
     halves, summed = (1, chosen) if activation is None else (2, 1)
-    tiling = choose_float_tiling(size, itemsize, tokens, summed)
+    tiling = float_tiling_for(size, itemsize, tokens, summed)
     shape = (size, 128, chosen, summed, tokens, tiling.blocks, tiling.x_steps, tiling.stages)
     shape = Shape(*map(tl.constexpr, (*shape, activation, activation is None, width)))
     row_shape = RowShape(*map(tl.constexpr, (summed * size, False, int(width > 0))))

@@ -10,7 +10,7 @@ import triton.language as tl
 from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
 
 from octavo.gemm.hopper.floats.dense_gemv_kernel import Operands, Shape, gemv_kernel
-from octavo.gemm.hopper.floats.dense_gemv_tiling import ATOM_BYTES, TILE_ROWS, WARPS, choose_gemv_tiling
+from octavo.gemm.hopper.floats.dense_gemv_tiling import ATOM_BYTES, TILE_ROWS, WARPS, gemv_tiling_for
 
 # K, kind of the weight, whether x is normed, activation, residual, height and width of a scale.
 CASES = {
@@ -27,7 +27,7 @@ CASES = {
 def compile_case(size, kind, norm, activation, adds, height, width):
     """Facts, and how many instructions read or write what does not fit into registers."""
     itemsize = 2 if kind == "bf16" else 1
-    tiling = choose_gemv_tiling(size, itemsize)
+    tiling = gemv_tiling_for(size, itemsize)
     halves = 1 if activation is None else 2
     box = [tiling.blocks * WARPS, halves, TILE_ROWS // halves, ATOM_BYTES // itemsize]
     shape = (size, halves, tiling.blocks, tiling.stages, norm, activation, adds, height, width)

@@ -13,7 +13,7 @@ from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of
 from octavo.gemm.hopper.floats.dense_gemv_kernel import Operands, Shape
 from octavo.gemm.hopper.floats.dense_gemv_tiling import TILE_ROWS
 from octavo.gemm.hopper.packed.packed_gemv_kernel import packed_gemv_kernel
-from octavo.gemm.hopper.packed.packed_gemv_tiling import WARPS, choose_tiling
+from octavo.gemm.hopper.packed.packed_gemv_tiling import WARPS, tiling_for
 
 # K, dtype of x, whether it is normed, activation, residual.
 CASES = {
@@ -27,7 +27,7 @@ CASES = {
 
 def compile_case(size, kind, norm, activation, adds):
     """Facts, and numbers of instructions: products of bytes, and what does not fit into registers."""
-    tiling = choose_tiling(size)
+    tiling = tiling_for(size)
     halves = 1 if activation is None else 2
     own, spans = TILE_ROWS // halves, tiling.blocks * WARPS
     shape = (size, halves, tiling.blocks, tiling.stages, norm, activation, adds, 0, 0)

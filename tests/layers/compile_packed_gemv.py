@@ -12,7 +12,7 @@ from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of
 
 from octavo.gemm.hopper.floats.dense_gemv_tiling import TILE_ROWS
 from octavo.gemm.hopper.packed.packed_expert_kernel import Operands, Shape, packed_expert_kernel
-from octavo.gemm.hopper.packed.packed_expert_tiling import REGISTERS, choose_tiling
+from octavo.gemm.hopper.packed.packed_expert_tiling import REGISTERS, tiling_for
 from octavo.gemm.hopper.packed.packed_gemv_tiling import WARPS
 
 # K, experts of the token, activation.
@@ -29,7 +29,7 @@ CASES = {
 def compile_case(size, chosen, activation):
     """Facts, and numbers of instructions: products, and what does not fit into registers."""
     halves, summed = (1, chosen) if activation is None else (2, 1)
-    tiling = choose_tiling(size, summed)
+    tiling = tiling_for(size, summed)
     shape = (summed * tiling.padded, size, tiling.padded, tiling.columns, 128, chosen, summed)
     shape = (*shape, halves, 1, tiling.stages, False, activation, activation is None)
     own = TILE_ROWS // halves

@@ -5,7 +5,7 @@ from torch import Tensor
 from triton_layer_cases import ACTIVATIONS, plain_linear, random
 
 from octavo.forms.blocks import BlockWeight
-from octavo.forms.packed import GroupedWeight
+from octavo.forms.packed import PackedWeight
 
 
 def random_blocks(
@@ -22,12 +22,12 @@ def random_blocks(
     return BlockWeight(bits, quants, scales.half(), offsets.half() if bits == 4 or mins else None)
 
 
-def packed(weight: BlockWeight, device: str) -> GroupedWeight:
+def packed(weight: BlockWeight, device: str) -> PackedWeight:
     """The weight on a device, packed."""
-    return GroupedWeight.pack(weight.to(torch.device(device)))
+    return PackedWeight.pack(weight.to(torch.device(device)))
 
 
-def both_ways(x: Tensor, weight: GroupedWeight, **options) -> tuple[Tensor, Tensor]:
+def both_ways(x: Tensor, weight: PackedWeight, **options) -> tuple[Tensor, Tensor]:
     """The specification in the dtype of x, and in float64."""
     floats = weight.dequantise()
     doubled = {

@@ -5,7 +5,7 @@ from grouped_cases import packed, random_blocks
 from torch import Tensor
 
 from octavo.forms.packed_experts import PackedExpertWeight
-from octavo.gemm.plain import PlainLinear
+from octavo.gemm.linear import PlainLinear
 from octavo.layers.experts import ListedExperts
 
 

@@ -18,8 +18,8 @@ from octavo.gemm.cpu import library
 from octavo.gemm.cpu.block_linear import BlockLinear, make_layer
 from octavo.kernels.c.compile import FLAGS
 from octavo.layers.experts import ListedExperts
-from octavo.layers.router import choose_by_logits
-from octavo.models.formats.gguf.blocks import read_as_stored
+from octavo.layers.router import route_by_logits
+from octavo.models.formats.gguf.gguf_blocks import read_as_stored
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 pytestmark = pytest.mark.skipif(
@@ -76,7 +76,7 @@ def cases() -> Cases:
                 for _ in range(number)
             ]
             x = torch.randn(tokens, hidden)
-            choice = choose_by_logits(torch.randn(tokens, number), k, renormalises=True)
+            choice = route_by_logits(torch.randn(tokens, number), k, renormalises=True)
             sizes = number, *FORMS["MXFP4"], hidden, inner, tokens, k, is_clamped
             made.data += struct.pack("<9q", *sizes)
             made.data += b"".join(each.numpy().tobytes() for pair in pairs for each in pair)

@@ -9,13 +9,13 @@ from torch import Tensor
 from octavo.forms.blocks import BlockWeight
 from octavo.forms.mxfp4 import Mxfp4Weight
 from octavo.gemm.cpu.block_linear import make_layer
+from octavo.gemm.cpu.compiled_norm import compiled_layers
 from octavo.gemm.cpu.library import compile_failure
 from octavo.gemm.expert_choice import Choice
-from octavo.gemm.plain import Linear, PlainLinear
+from octavo.gemm.linear import Linear, PlainLinear
 from octavo.kernels.clamped_swiglu import NAME as CLAMPED
-from octavo.layers.compiled_norm import compiled_layers
 from octavo.layers.experts import ListedExperts
-from octavo.layers.router import choose_by_logits
+from octavo.layers.router import route_by_logits
 
 pytestmark = pytest.mark.skipif(compile_failure() is not None, reason="needs a C compiler")
 HIDDEN, INNER, NUMBER = 96, 64, 5
@@ -41,7 +41,7 @@ def make_experts(form: str = "q8_0", activation: str = "silu", *, biased: bool =
 
 def make_choice(num_tokens: int, num_chosen: int, held: range | None = None) -> Choice:
     logits = torch.randn(num_tokens, NUMBER, generator=torch.Generator().manual_seed(7))
-    return choose_by_logits(logits, num_chosen, renormalises=True, held=held)
+    return route_by_logits(logits, num_chosen, renormalises=True, held=held)
 
 
 def rows(num_tokens: int, seed: int = 9) -> Tensor:
@@ -120,7 +120,7 @@ def test_what_is_no_number_stays_in_its_token(value: float, activation: str) -> 
 @pytest.mark.parametrize("size", [1, 7, 16, 100])
 def test_the_clamped_activation_of_any_number(size: int) -> None:
     """Through identities: of large, small and ordinary numbers, as in PyTorch."""
-    from octavo.layers.activation import activate_and_multiply
+    from octavo.gemm.gated import activate_and_multiply
 
     numbers = torch.tensor([0.0, -0.0, 1.5, -3.0, 7.0, 7.5, 200.0, -200.0, 1e30, -1e30, 6.9, -6.9])
     x = torch.zeros(size, HIDDEN)

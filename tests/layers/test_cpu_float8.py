@@ -12,7 +12,7 @@ from octavo.gemm.cpu.compiled_rows import rows_in_bfloat16
 from octavo.gemm.cpu.float8_rows import Float8CpuLinear
 from octavo.gemm.cpu.library import compile_failure
 from octavo.gemm.dequantised import DequantisedLinear
-from octavo.gemm.table import describe_layers, make_quantised_linear
+from octavo.gemm.make_linear import describe_layers, make_quantised_linear
 
 pytestmark = pytest.mark.skipif(compile_failure() is not None, reason="needs a C compiler")
 CPU = torch.device("cpu")

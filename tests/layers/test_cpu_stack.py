@@ -12,17 +12,17 @@ from octavo.gemm.cpu.block_linear import BlockLinear, tiled
 from octavo.gemm.cpu.library import compile_failure
 from octavo.layers import (
     AttentionLayer,
+    BlockInput,
+    BlockOutput,
     FeedForward,
     HeadRMSNorm,
     LayerOptions,
     RMSNorm,
-    make_input,
-    make_output,
 )
 from octavo.layers.compiled_stack import LayerStack
 from octavo.layers.rotary import Rotary
 from octavo.layers.stack import make_stack
-from octavo.layers.steps.cpu import CpuStep
+from octavo.layers.steps.cpu_step import CpuStep
 from octavo.parallel import TensorParallel
 
 pytestmark = pytest.mark.skipif(compile_failure() is not None, reason="needs a C compiler")
@@ -51,13 +51,13 @@ def new_layer(index: int, *, has_bias: bool = False, has_head_norm: bool = False
     head_norm = HeadRMSNorm(torch.rand(HEADS + KV_HEADS, DIM) + 0.5, 1e-6) if has_head_norm else None
     qkv = linear([HEADS * DIM, 2 * KV_HEADS * DIM], HIDDEN, has_bias=has_bias)
     attention = AttentionLayer(
-        qkv_proj=make_input(norms[0], qkv),
-        o_proj=make_output(linear([HIDDEN], HEADS * DIM, has_bias=has_bias), None, TensorParallel()),
+        qkv_proj=BlockInput(norms[0], qkv),
+        o_proj=BlockOutput(linear([HIDDEN], HEADS * DIM, has_bias=has_bias), None, TensorParallel()),
         options=replace(OPTIONS, layer=index, qk_norm=head_norm, **options),
     )
     feed_forward = FeedForward(
-        make_input(norms[1], linear([2 * INNER], HIDDEN), "silu"),
-        make_output(linear([HIDDEN], INNER), None, TensorParallel()),
+        BlockInput(norms[1], linear([2 * INNER], HIDDEN), "silu"),
+        BlockOutput(linear([HIDDEN], INNER), None, TensorParallel()),
     )
     return attention, feed_forward
 

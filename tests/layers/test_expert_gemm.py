@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from chosen_products import expert_product_name, take_for_hopper
 from compiled_figures import compiled_figures
 
 from octavo.errors import InvalidArgumentError
 from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight, num_spans
-from octavo.gemm.expert_table import choose_product
 from octavo.gemm.hopper.mxfp4 import mxfp4_rows_tiling as tiling
 from octavo.gemm.hopper.mxfp4.mxfp4_rows_tiling import (
     Mxfp4ManyTiling,
-    choose_mxfp4_many_tiling,
     make_tiling,
+    mxfp4_many_tiling_for,
     unsupported_reason,
 )
 
@@ -42,21 +42,21 @@ def test_the_kernel_spills_nothing_and_its_programs_fit_an_sm() -> None:
 
 
 def test_tilings() -> None:
-    assert [choose_mxfp4_many_tiling(rows).rows for rows in (1, 128, 129, 1000)] == [64, 64, 128, 128]
+    assert [mxfp4_many_tiling_for(rows).rows for rows in (1, 128, 129, 1000)] == [64, 64, 128, 128]
     assert make_tiling(64) == Mxfp4ManyTiling(64, 2, 4, 80)
     assert make_tiling(128) == Mxfp4ManyTiling(128, 1, 5, 168)
 
 
 def test_when_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "needs a Hopper GPU" in str(unsupported_reason(ROWS, weight()))
-    monkeypatch.setattr(tiling, "nvidia_generation", lambda device: 9)
+    take_for_hopper(monkeypatch, tiling)
     assert unsupported_reason(ROWS, weight()) is None
     for bad in ((ROWS.half(), weight()), (ROWS, weight(rows=72)), (ROWS, weight(columns=96))):
         assert "rows in bfloat16, N a multiple of 16 and K of 64" in str(unsupported_reason(*bad))
 
     def product(rows_per_expert: float, *weights: Mxfp4ExpertWeight, deterministic: bool = False) -> str:
         options = {"rows_per_expert": rows_per_expert, "deterministic": deterministic}
-        return choose_product(ROWS, weights, 4, **options)
+        return expert_product_name(ROWS, weights, 4, **options)
 
     assert product(48, weight(), weight()) == "grouped"
     assert product(49, weight(), weight()) == "persistent"

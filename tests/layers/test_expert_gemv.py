@@ -4,19 +4,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from chosen_products import expert_product_name, take_for_hopper
 from compiled_figures import compiled_figures
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
 from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight, num_spans, pack_words
 from octavo.gemm.expert_choice import Choice
-from octavo.gemm.expert_table import choose_product
 from octavo.gemm.hopper.mxfp4 import mxfp4_gemv_tiling as tiling
 from octavo.gemm.hopper.mxfp4.mxfp4_gemv_tiling import (
     COLUMNS,
     REGISTERS,
     WARPS,
-    choose_mxfp4_gemv_tiling,
+    mxfp4_gemv_tiling_for,
     unsupported_reason,
 )
 from octavo.gemm.stacked_experts import StackedExperts
@@ -36,7 +36,7 @@ def weight(rows: int = 64, columns: int = 256, number: int = 4) -> Mxfp4ExpertWe
 @pytest.fixture
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors on the CPU pass for tensors on a Hopper GPU."""
-    monkeypatch.setattr(tiling, "nvidia_generation", lambda device: 9)
+    take_for_hopper(monkeypatch, tiling)
 
 
 def test_of_gpt_oss_gate_up_and_down_fit_an_sm_but_never_two_gate_ups() -> None:
@@ -55,9 +55,7 @@ def test_of_gpt_oss_gate_up_and_down_fit_an_sm_but_never_two_gate_ups() -> None:
 @pytest.mark.parametrize("size", [96, 2880, 4096])
 @pytest.mark.parametrize("num_chosen", [2, 4, 6, 8])
 def test_parts_are_whole_units(size: int, num_chosen: int) -> None:
-    gate_up, down = (
-        choose_mxfp4_gemv_tiling(size, num_chosen, is_gated=is_gated) for is_gated in (True, False)
-    )
+    gate_up, down = (mxfp4_gemv_tiling_for(size, num_chosen, is_gated=is_gated) for is_gated in (True, False))
     assert (gate_up.parts, gate_up.units) == (1, 2)
     assert down.parts == num_chosen // 2
     assert down.parts % down.units == 0
@@ -79,7 +77,7 @@ def test_who_multiplies_a_single_token(on_hopper: None) -> None:
     weights = (weight(), weight())
 
     def product(x: Tensor, *weights: Mxfp4ExpertWeight, chosen: int = 4, deterministic: bool = False) -> str:
-        return choose_product(x, weights, chosen, rows_per_expert=0.1, deterministic=deterministic)
+        return expert_product_name(x, weights, chosen, rows_per_expert=0.1, deterministic=deterministic)
 
     assert product(ROW, *weights) == "gemv"
     assert product(ROW.expand(2, -1), *weights) == "few"

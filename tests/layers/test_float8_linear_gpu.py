@@ -1,16 +1,19 @@
 """Layers of float8 weights on a GPU, in the shapes of real models, by every path, against float64."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from chosen_products import product_name
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
 from octavo.forms.float8 import FLOAT8, Float8Weight
-from octavo.gemm import float8_linear as float8_gpu
-from octavo.gemm.float8_linear import Float8GpuLinear
-from octavo.gemm.portable.float8_tiling import choose_path, has_gemv, has_hopper, has_many, has_torch
-from octavo.gemm.table import make_quantised_linear
-from octavo.layers import RMSNorm, make_input, make_output
+from octavo.gemm.gpu_linear import GpuLinear
+from octavo.gemm.make_linear import make_quantised_linear
+from octavo.gemm.product import MANY, available
+from octavo.gemm.table import PRODUCTS
+from octavo.layers import BlockInput, BlockOutput, RMSNorm
 from octavo.parallel import TensorParallel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -52,23 +55,25 @@ def test_a_path_computes_the_product(
     num_weight_rows: int,
     size: int,
     activation: str | None,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     weight = make_weight(num_weight_rows, size, tile)
-    has_path = {"torch": has_torch, "hopper": has_hopper, "gemv": has_gemv, "many": has_many}
-    if path in has_path and not has_path[path](weight):
-        pytest.skip("this GPU or CUDA does not have it")
-    monkeypatch.setattr(float8_gpu, "choose_path", lambda num_rows, weight: path)
     bias = random(num_weight_rows, seed=2).bfloat16()
     norm = RMSNorm(random(size, seed=3).bfloat16(), 1e-6)
     layer = make_quantised_linear([weight], bias, dtype=torch.bfloat16)
-    assert isinstance(layer, Float8GpuLinear)
+    assert isinstance(layer, GpuLinear)
+    everywhere = [
+        replace(row, rows=(0, MANY), where=None if path != "torch" else row.where)
+        for row in PRODUCTS["float8"]
+    ]
+    layer.products = available(everywhere, weight)
+    if not layer.products:
+        pytest.skip("this GPU or CUDA does not have it")
     dense = weight.dequantise().double()
     allowed = RESULT if path in ("gemv", "skinny") else ROUNDING * (1 if activation is None else 1.7)
     for num_rows in ROWS[path]:
         hidden, delta = random(num_rows, size).bfloat16(), random(num_rows, size, seed=4).bfloat16()
         stream = hidden.clone()
-        got = make_input(norm, layer, activation)(stream, delta)
+        got = BlockInput(norm, layer, activation)(stream, delta)
         torch.testing.assert_close(stream, hidden + delta)
         out = rms_norm(stream.double(), (size,), norm.weight.double(), 1e-6) @ dense.T + bias.double()
         if activation is not None:
@@ -78,18 +83,18 @@ def test_a_path_computes_the_product(
         if activation is None:
             stream = random(num_rows, num_weight_rows, seed=5).bfloat16()
             exact = stream.double() + hidden.double() @ dense.T + bias.double()
-            assert make_output(layer, None, TensorParallel())(hidden, stream) is None
+            assert BlockOutput(layer, None, TensorParallel())(hidden, stream) is None
             assert relative_error(stream, exact) < allowed, num_rows
 
 
 @pytest.mark.parametrize("tile", [0, 128])
 def test_a_row_does_not_depend_on_the_others(tile: int) -> None:
-    layer = Float8GpuLinear(make_weight(1024, 2048, tile))
+    layer = GpuLinear(make_weight(1024, 2048, tile))
     for num_rows in (2, 16, 64, 300):
         x = random(num_rows, 2048).bfloat16()
         others = x.clone()
         others[1:] = torch.nan
-        assert torch.equal(layer(others)[0], layer(x)[0]), choose_path(num_rows, layer.weight)
+        assert torch.equal(layer(others)[0], layer(x)[0]), product_name(num_rows, layer.weight)
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 5, 64, 65, 256, 257, 1000])
@@ -97,7 +102,7 @@ def test_a_row_does_not_depend_on_the_others(tile: int) -> None:
 def test_any_number_of_rows_and_columns(num_rows: int, num_weight_rows: int, size: int) -> None:
     weight = make_weight(num_weight_rows, size, 0)
     x = random(num_rows, size).bfloat16()
-    got = Float8GpuLinear(weight)(x)
+    got = GpuLinear(weight)(x)
     assert got.shape == (num_rows, num_weight_rows)
     if num_rows:
         exact = x.double() @ weight.dequantise().double().T
@@ -106,7 +111,7 @@ def test_any_number_of_rows_and_columns(num_rows: int, num_weight_rows: int, siz
 
 
 def test_it_runs_in_a_cuda_graph() -> None:
-    layers = [Float8GpuLinear(make_weight(1024, 1024, tile)) for tile in (0, 128)]
+    layers = [GpuLinear(make_weight(1024, 1024, tile)) for tile in (0, 128)]
     for num_rows in (1, 16, 300):
         x = random(num_rows, 1024).bfloat16()
         expected = [layer(x) for layer in layers]

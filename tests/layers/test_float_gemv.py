@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from chosen_products import expert_product_name, take_for_hopper
 from compiled_figures import compiled_figures
 from torch import Tensor
 from torch.torch_version import TorchVersion
@@ -12,14 +13,13 @@ from torch.torch_version import TorchVersion
 from octavo.errors import InvalidArgumentError
 from octavo.forms.float_experts import ExpertWeight
 from octavo.gemm.expert_choice import Choice
-from octavo.gemm.expert_table import choose_product
 from octavo.gemm.hopper.floats import expert_gemv_tiling as tiling
 from octavo.gemm.hopper.floats.dense_gemv_tiling import WARPS, X_STEP
 from octavo.gemm.hopper.floats.expert_gemv_tiling import (
     LEAST_STAGES,
     MAX_TOKENS,
     REGISTERS,
-    choose_float_tiling,
+    float_tiling_for,
     unsupported_reason,
 )
 from octavo.gemm.stacked_experts import StackedExperts
@@ -44,7 +44,7 @@ def weight(
 @pytest.fixture
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors on the CPU pass for tensors on a Hopper GPU."""
-    monkeypatch.setattr(tiling, "nvidia_generation", lambda device: 9)
+    take_for_hopper(monkeypatch, tiling)
 
 
 def test_gate_up_and_down_fit_an_sm_but_never_two_gate_ups() -> None:
@@ -67,7 +67,7 @@ def test_gate_up_and_down_fit_an_sm_but_never_two_gate_ups() -> None:
 @pytest.mark.parametrize("num_tokens", range(1, MAX_TOKENS + 1))
 @pytest.mark.parametrize(("size", "summed"), [(2048, 1), (768, 8), (1024, 8), (14336, 2), (256, 6)])
 def test_rows_of_x_have_room_for_whole_steps(size: int, summed: int, num_tokens: int, itemsize: int) -> None:
-    chosen = choose_float_tiling(size, itemsize, num_tokens, summed)
+    chosen = float_tiling_for(size, itemsize, num_tokens, summed)
     columns = chosen.blocks * WARPS * 64 // itemsize
     last = (summed - 1) * size
     assert chosen.x_steps * X_STEP >= last + -(-size // columns) * columns
@@ -99,7 +99,7 @@ def test_what_the_kernel_can_read(on_hopper: None) -> None:
 
 def test_who_multiplies_a_few_tokens(on_hopper: None) -> None:
     def product(x: Tensor, *weights: ExpertWeight, chosen: int = 4, deterministic: bool = False) -> str:
-        return choose_product(x, weights, chosen, rows_per_expert=0.1, deterministic=deterministic)
+        return expert_product_name(x, weights, chosen, rows_per_expert=0.1, deterministic=deterministic)
 
     pair = weight(), weight()
     assert [product(ROWS[:number], *pair) for number in (1, 2, 4, 5)] == [

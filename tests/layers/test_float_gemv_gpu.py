@@ -9,7 +9,7 @@ from triton_layer_cases import HAS_GPU, assert_as_good_as_torch
 from octavo.forms.float_experts import ExpertWeight
 from octavo.gemm.expert_choice import Choice
 from octavo.gemm.stacked_experts import StackedExperts
-from octavo.layers.router import choose_by_logits
+from octavo.layers.router import route_by_logits
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,7 +32,7 @@ def make(number: int, hidden: int, inner: int, form: str = "float", dtype: torch
 
 
 def choose(num_tokens: int, number: int, chosen: int) -> Choice:
-    return choose_by_logits(torch.randn(num_tokens, number, device="cuda"), chosen, renormalises=True)
+    return route_by_logits(torch.randn(num_tokens, number, device="cuda"), chosen, renormalises=True)
 
 
 @pytest.fixture(scope="module", params=["float", "float8", "float8_tiles"])

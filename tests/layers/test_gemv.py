@@ -1,30 +1,31 @@
 """The GEMV for Hopper GPUs on a CPU: when it can run and is chosen, tilings, and the kernel as compiled."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import triton_layer_cases  # noqa: F401  (skips where there is no Triton)
+from chosen_products import product_name, take_for_hopper
 from compiled_figures import compiled_figures
 
 from octavo.errors import InvalidArgumentError
 from octavo.forms.float8 import FLOAT8, Float8Weight
-from octavo.gemm.float8_linear import Float8GpuLinear
+from octavo.gemm.gpu_linear import GpuLinear
 from octavo.gemm.hopper.floats import dense_gemv_tiling as gemv_tiling
 from octavo.gemm.hopper.floats.dense_gemv_tiling import (
     ATOM_BYTES,
     TILE_ROWS,
     WARPS,
     X_STEP,
-    choose_gemv_tiling,
+    gemv_tiling_for,
     unsupported_reason,
 )
-from octavo.gemm.plain import PlainLinear
+from octavo.gemm.make_linear import make_linear
 from octavo.gemm.portable import skinny_tiling
-from octavo.gemm.portable.float8_tiling import choose_path
-from octavo.gemm.table import choose_gemm, is_gemv, make_linear
 
 HALF = torch.bfloat16
+choose_gemm = choose_path = partial(product_name, hopper=["gemv"])
 # Of two programs, but for the system's.
 SHARED_BYTES = 226 * 1024
 REGISTERS = 65536
@@ -33,7 +34,7 @@ REGISTERS = 65536
 @pytest.fixture
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors on the CPU pass for tensors on a Hopper GPU."""
-    monkeypatch.setattr(gemv_tiling, "nvidia_generation", lambda device: 9)
+    take_for_hopper(monkeypatch, gemv_tiling)
 
 
 def float8(num_rows: int, size: int, height: int, width: int) -> Float8Weight:
@@ -44,7 +45,7 @@ def float8(num_rows: int, size: int, height: int, width: int) -> Float8Weight:
 @pytest.mark.parametrize("itemsize", [1, 2])
 @pytest.mark.parametrize("size", [64, 1024, 2560, 3072, 4096, 12288, 16384, 25600, 26624])
 def test_two_programs_fit_an_sm(size: int, itemsize: int) -> None:
-    tiling = choose_gemv_tiling(size, itemsize)
+    tiling = gemv_tiling_for(size, itemsize)
     assert tiling.blocks in (4, 8)
     assert tiling.stages >= 2
     step = tiling.blocks * WARPS * ATOM_BYTES
@@ -106,17 +107,17 @@ def test_a_single_row_is_its_work(on_hopper: None) -> None:
 
 def test_layers_whose_row_it_multiplies(on_hopper: None, monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.zeros(64, 128, dtype=HALF)
-    assert not is_gemv(PlainLinear(weight, None)), "fused kernels need a GPU"
+    assert not make_linear(weight).has_gemv, "fused kernels need a GPU"
     monkeypatch.setattr(skinny_tiling, "unsupported_reason", lambda weight: None)
-    assert is_gemv(PlainLinear(weight, None))
-    assert not is_gemv(PlainLinear(torch.zeros(64, 16448, dtype=HALF), None))
-    assert is_gemv(Float8GpuLinear(float8(64, 4096, 1, 4096)))
-    assert not is_gemv(Float8GpuLinear(float8(64, 96, 1, 96)))
-    assert not is_gemv(make_linear(torch.zeros(64, 128)))
+    assert make_linear(weight).has_gemv
+    assert not make_linear(torch.zeros(64, 16448, dtype=HALF)).has_gemv
+    assert GpuLinear(float8(64, 4096, 1, 4096)).has_gemv
+    assert not GpuLinear(float8(64, 96, 1, 96)).has_gemv
+    assert not make_linear(torch.zeros(64, 128)).has_gemv
 
 
 def test_other_devices_do_without_it() -> None:
-    assert not is_gemv(Float8GpuLinear(float8(64, 256, 1, 256)))
+    assert not GpuLinear(float8(64, 256, 1, 256)).has_gemv
     weight = torch.zeros(64, 128, dtype=HALF)
     assert "needs a Hopper GPU" in str(unsupported_reason(weight))
     assert choose_path(1, float8(64, 256, 1, 256)) == "skinny"

@@ -1,20 +1,22 @@
 """The GEMV of packed weights on a CPU: when it runs, tilings, the kernel as compiled, its arithmetic."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from chosen_products import take_for_hopper
 from compiled_figures import compiled_figures
 from grouped_cases import packed, random_blocks
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
-from octavo.forms.packed import GroupedWeight
-from octavo.gemm import packed_linear as grouped
+from octavo.forms.packed import PackedWeight
+from octavo.gemm.gpu_linear import GpuLinear
 from octavo.gemm.hopper.packed import packed_gemv_tiling as gemv_tiling
-from octavo.gemm.hopper.packed.packed_gemv_tiling import GROUP, SPAN, WARPS, choose_tiling, unsupported_reason
-from octavo.gemm.packed_linear import GroupedLinear
-from octavo.gemm.table import is_gemv, make_quantised_linear
+from octavo.gemm.hopper.packed.packed_gemv_tiling import GROUP, SPAN, WARPS, tiling_for, unsupported_reason
+from octavo.gemm.make_linear import make_quantised_linear
+from octavo.gemm.product import find
 
 pytestmark = pytest.mark.compiled
 # Of two programs, but for the system's.
@@ -22,20 +24,19 @@ SHARED_BYTES = 226 * 1024
 REGISTERS = 65536
 
 
-def weight(rows: int = 64, columns: int = 256, group: int = GROUP, bits: int = 4) -> GroupedWeight:
+def weight(rows: int = 64, columns: int = 256, group: int = GROUP, bits: int = 4) -> PackedWeight:
     return packed(random_blocks(rows, columns, group=group, bits=bits), "cpu")
 
 
 @pytest.fixture
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors on the CPU pass for tensors on a Hopper GPU."""
-    monkeypatch.setattr(gemv_tiling, "nvidia_generation", lambda device: 9)
-    monkeypatch.setattr(grouped, "nvidia_generation", lambda device: 9)
+    take_for_hopper(monkeypatch, gemv_tiling)
 
 
 @pytest.mark.parametrize("size", [64, 1024, 4096, 4224, 8192, 12288, 16384])
 def test_two_programs_fit_an_sm(size: int) -> None:
-    tiling = choose_tiling(size)
+    tiling = tiling_for(size)
     assert tiling.stages >= 2
     step = tiling.blocks * WARPS * 16 * (SPAN // 2 + 2 * 4)
     row = -(-size // 4096) * 4096 * 4
@@ -72,21 +73,24 @@ def test_who_multiplies_a_single_row(on_hopper: None) -> None:
     from octavo.gemm.hopper.packed.packed_gemv import packed_gemv_linear
     from octavo.gemm.portable.packed.rows_gemm import few_linear
 
-    choose = grouped._few_product
+    def choose(num_rows: int, weight: PackedWeight) -> Callable[..., Tensor]:
+        x = torch.zeros(num_rows, weight.size, dtype=torch.bfloat16)
+        layer = GpuLinear(weight)
+        return find(layer.products, x, weight).run
+
     assert choose(1, weight()) is packed_gemv_linear
     assert choose(2, weight()) is few_linear
     assert choose(1, weight(group=64)) is few_linear
     for group in (GROUP, 64):
-        layer = GroupedLinear([weight(group=group)], None)
+        layer = GpuLinear(weight(group=group))
         assert layer.has_gemv
-        assert is_gemv(layer)
 
 
 def test_other_devices_do_without_it() -> None:
     assert "needs a Hopper GPU" in str(unsupported_reason(weight()))
-    assert not is_gemv(GroupedLinear([weight()], None))
+    assert not GpuLinear(weight()).has_gemv
     blocks = random_blocks(64, 256, group=GROUP)
-    assert not is_gemv(make_quantised_linear([blocks], dtype=torch.float32))
+    assert not make_quantised_linear([blocks], dtype=torch.float32).has_gemv
 
 
 def test_arguments_that_do_not_fit(on_hopper: None) -> None:

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
-from octavo.forms.packed import MOST_GROUPS, TILE, GroupedWeight
+from octavo.forms.packed import MOST_GROUPS, TILE, PackedWeight
 from octavo.gemm.hopper.packed import packed_gemm_tiling as hopper_tiling
 from octavo.gemm.hopper.packed.packed_gemm_tiling import (
     ATOM,
     ATOMS,
     HopperMediumTiling,
-    choose_hopper_medium_tiling,
+    hopper_medium_tiling_for,
     unsupported_reason,
 )
 
@@ -40,7 +40,7 @@ def shared_bytes(tiling: HopperMediumTiling, group: int) -> int:
 @pytest.mark.parametrize("num_weight_rows", [16, 1024, 6144, 24576])
 @pytest.mark.parametrize("group", [32, 64, 128, 256])
 def test_tilings_fit(num_rows: int, num_weight_rows: int, group: int) -> None:
-    tiling = choose_hopper_medium_tiling(num_rows, num_weight_rows, 4096, group, NUM_MULTIPROCESSORS)
+    tiling = hopper_medium_tiling_for(num_rows, num_weight_rows, 4096, group, NUM_MULTIPROCESSORS)
     assert MOST_GROUPS * tiling.rows * tiling.blocks >= num_rows
     spans = tiling.row_stages * tiling.atoms / ATOMS
     assert spans == int(spans)
@@ -54,7 +54,7 @@ def test_tilings_fit(num_rows: int, num_weight_rows: int, group: int) -> None:
 def test_two_programs_share_an_sm_where_a_weight_has_many_spans() -> None:
     """Elsewhere one fills it: were there room for another, some SMs would have two, others none."""
     for num_weight_rows, per_sm in ((24576, 2), (6144, 1)):
-        tiling = choose_hopper_medium_tiling(17, num_weight_rows, 4096, 128, NUM_MULTIPROCESSORS)
+        tiling = hopper_medium_tiling_for(17, num_weight_rows, 4096, 128, NUM_MULTIPROCESSORS)
         assert (tiling.programs, tiling.per_sm) == (per_sm * NUM_MULTIPROCESSORS, per_sm)
         assert shared_bytes(tiling, 128) * (per_sm + 1) > SHARED_BYTES
 
@@ -65,7 +65,7 @@ def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper_tiling, "nvidia_generation", lambda device: 9)
 
 
-def weight_of(num_rows: int, size: int, **options) -> GroupedWeight:
+def weight_of(num_rows: int, size: int, **options) -> PackedWeight:
     return packed(random_blocks(num_rows, size, **options), "cpu")
 
 

@@ -6,7 +6,7 @@ from grouped_cases import both_ways, options_of, packed, random_blocks
 from torch import Tensor
 from triton_layer_cases import HAS_GPU, assert_as_good_as_torch, poisoned_memory, random, with_nan_behind
 
-from octavo.forms.packed import GroupedWeight
+from octavo.forms.packed import PackedWeight
 from octavo.gemm.hopper.packed import packed_gemm as gemm
 from octavo.gemm.hopper.packed.packed_gemm_tiling import HopperMediumTiling, make_tiling
 from octavo.kernels import launch as triton_launch
@@ -17,7 +17,7 @@ DTYPES = [torch.bfloat16, torch.float16]
 FUSED = [[], ["bias"], ["silu"], ["gelu", "bias"], ["residual"], ["residual", "bias"]]
 
 
-def check(x: Tensor, weight: GroupedWeight, tiling: HopperMediumTiling | None = None, **options) -> None:
+def check(x: Tensor, weight: PackedWeight, tiling: HopperMediumTiling | None = None, **options) -> None:
     """Run the kernel on poisoned memory and hold it to twice the error of plain torch."""
     plain, exact = both_ways(x, weight, **options)
     with poisoned_memory():

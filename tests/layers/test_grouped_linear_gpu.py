@@ -8,11 +8,11 @@ from grouped_cases import both_ways, options_of, packed, random_blocks
 from triton_layer_cases import EPS, HAS_GPU, assert_as_good_as_torch, poisoned_memory, random
 
 from octavo.errors import InvalidArgumentError
+from octavo.gemm.make_linear import make_quantised_linear
 from octavo.gemm.portable.packed.packed_tiling import FewTiling, MediumTiling
-from octavo.gemm.table import make_quantised_linear
 from octavo.kernels import launch as triton_launch
 from octavo.layers import RMSNorm
-from octavo.layers.block import make_input, make_output
+from octavo.layers.block import BlockInput, BlockOutput
 from octavo.parallel import TensorParallel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")]
@@ -200,8 +200,8 @@ def test_layers_of_a_block(num_rows: int, kind: str) -> None:
     norm = RMSNorm(random(1024, device="cuda", dtype=torch.bfloat16, seed=8), EPS)
     on_gpu = [[each.to(torch.device("cuda")) for each in group] for group in (weights, [down])]
     gate_up, out = (make_quantised_linear(group, dtype=torch.bfloat16) for group in on_gpu)
-    into = make_input(norm, gate_up, "silu")
-    back = make_output(out, None, TensorParallel())
+    into = BlockInput(norm, gate_up, "silu")
+    back = BlockOutput(out, None, TensorParallel())
     hidden = random(num_rows, 1024, device="cuda", dtype=torch.bfloat16)
 
     def plain(hidden: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import triton_layer_cases  # noqa: F401  (skips where there is no Triton)
+from chosen_products import product_name, take_for_hopper
 
 from octavo.errors import InvalidArgumentError
 from octavo.forms.float8 import FLOAT8, Float8Weight
@@ -11,12 +12,10 @@ from octavo.gemm.hopper.floats.dense_gemm_tiling import (
     ATOM,
     GROUP_ROWS,
     HopperTiling,
-    choose_hopper_tiling,
     fill_tiling,
+    hopper_tiling_for,
     unsupported_reason,
 )
-from octavo.gemm.portable.float8_tiling import choose_path
-from octavo.gemm.table import HOPPER_MAX_ROWS, HOPPER_MIN_ROWS, choose_gemm
 
 HALF = torch.bfloat16
 SHARED_BYTES = 227 * 1024
@@ -30,12 +29,12 @@ def shared_bytes(
     return 2 * (depth * (row_stages * rows + weight_stages * columns * halves) + spare * ATOM)
 
 
-@pytest.mark.parametrize("num_rows", [HOPPER_MIN_ROWS, 8, 9, 16, 37, 64, 65, 128, 192, HOPPER_MAX_ROWS])
+@pytest.mark.parametrize("num_rows", [2, 8, 9, 16, 37, 64, 65, 128, 192, 256])
 @pytest.mark.parametrize("num_weight_rows", [16, 1024, 6144, 24576])
 @pytest.mark.parametrize("size", [64, 1024, 3072, 12288])
 @pytest.mark.parametrize("is_gated", [False, True])
 def test_tilings_fit(num_rows: int, num_weight_rows: int, size: int, is_gated: bool) -> None:
-    tiling = choose_hopper_tiling(num_rows, num_weight_rows, size, is_gated=is_gated)
+    tiling = hopper_tiling_for(num_rows, num_weight_rows, size, is_gated=is_gated)
     halves = 2 if is_gated else 1
     assert tiling.rows in (8, 16, 32, 64)
     assert tiling.columns * halves in (8, 16, 32, 64, 128)
@@ -57,7 +56,7 @@ def test_all_weights_come_early_if_they_fit() -> None:
 @pytest.fixture
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors on the CPU pass for tensors on a Hopper GPU."""
-    monkeypatch.setattr(hopper_tiling, "nvidia_generation", lambda device: 9)
+    take_for_hopper(monkeypatch, hopper_tiling)
 
 
 def test_what_the_kernel_can_read(on_hopper: None) -> None:
@@ -82,7 +81,7 @@ def test_what_the_kernel_can_read(on_hopper: None) -> None:
 def test_a_cpu_does_not_use_it() -> None:
     x, weight = torch.zeros(8, 128, dtype=HALF), torch.zeros(32, 128, dtype=HALF)
     assert "needs a Hopper GPU" in str(unsupported_reason(x, weight))
-    assert choose_gemm(x, weight) == "plain"
+    assert product_name(x, weight) == "plain"
 
 
 def test_what_pays_off(on_hopper: None) -> None:
@@ -90,7 +89,7 @@ def test_what_pays_off(on_hopper: None) -> None:
 
     def chosen(num_rows: int, num_columns: int, size: int) -> str:
         x, weight = (torch.empty(rows, size, dtype=HALF) for rows in (num_rows, num_columns))
-        return choose_gemm(x, weight)
+        return product_name(x, weight, hopper=["hopper"])
 
     assert chosen(0, 64, 64) == "plain"
     assert chosen(1, 65536, 4096) == "skinny"
@@ -117,16 +116,16 @@ def test_rows_of_float8(on_hopper: None, num_weight_rows: int, width: int, first
     height = 1 if width == 512 else 128
     scales = torch.ones(-(-num_weight_rows // height), 512 // width)
     weight = Float8Weight(torch.empty(num_weight_rows, 512, dtype=FLOAT8), scales, height, width)
-    assert [choose_path(rows, weight) == "hopper" for rows in (first - 1, first, last, last + 1)] == [
+    assert [product_name(rows, weight) == "hopper" for rows in (first - 1, first, last, last + 1)] == [
         False,
         True,
         True,
         False,
     ]
     wide = Float8Weight(torch.empty(16384, 512, dtype=FLOAT8), torch.ones(128, 4), 128, 128)
-    assert [choose_path(rows, wide) for rows in (2, 64)] == ["float8", "float8"]
+    assert [product_name(rows, wide) for rows in (2, 64)] == ["float8", "float8"]
     long = Float8Weight(torch.empty(16384, 4096, dtype=FLOAT8), torch.ones(16384, 1), 1, 4096)
-    assert [choose_path(rows, long) for rows in (2, 64)] == ["hopper", "hopper"]
+    assert [product_name(rows, long) for rows in (2, 64)] == ["hopper", "hopper"]
 
 
 def test_arguments_that_do_not_fit(on_hopper: None) -> None:

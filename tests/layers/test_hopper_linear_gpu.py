@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from chosen_products import product_name
 from overlap_cases import random
 from overlaps import check_overlap
 from torch import Tensor
@@ -15,12 +16,12 @@ from triton_layer_cases import (
     with_nan_behind,
 )
 
+from octavo.gemm.gpu_linear import GpuLinear
 from octavo.gemm.hopper.floats import dense_gemm as hopper_linear
 from octavo.gemm.hopper.floats.dense_gemm_tiling import HopperTiling
-from octavo.gemm.plain import PlainLinear
-from octavo.gemm.table import choose_gemm
+from octavo.gemm.linear import PlainLinear
 from octavo.layers import RMSNorm
-from octavo.layers.block import make_input, make_output
+from octavo.layers.block import BlockInput, BlockOutput
 from octavo.parallel import TensorParallel
 
 IS_HOPPER = HAS_GPU and torch.cuda.get_device_capability()[0] == 9
@@ -94,15 +95,15 @@ def test_rows_do_not_touch_each_other() -> None:
 
 def test_what_it_is_used_for() -> None:
     weight = random(1024, 512)
-    assert choose_gemm(random(16, 512), weight) == "hopper"
-    assert choose_gemm(random(2, 512), weight) == "hopper"
-    assert choose_gemm(random(1, 512), weight) == "gemv"
-    assert choose_gemm(random(256, 512), weight) == "hopper"
-    assert choose_gemm(random(257, 512), weight) == "plain"
-    assert choose_gemm(random(129, 512), random(2064, 512)) == "plain"
-    assert choose_gemm(random(65, 4096), random(64, 4096)) == "plain"
-    assert choose_gemm(random(16, 512), random(65536, 512)) == "hopper"
-    assert choose_gemm(random(65, 512), random(65536, 512)) == "plain"
+    assert product_name(random(16, 512), weight) == "hopper"
+    assert product_name(random(2, 512), weight) == "hopper"
+    assert product_name(random(1, 512), weight) == "gemv"
+    assert product_name(random(256, 512), weight) == "hopper"
+    assert product_name(random(257, 512), weight) == "plain"
+    assert product_name(random(129, 512), random(2064, 512)) == "plain"
+    assert product_name(random(65, 4096), random(64, 4096)) == "plain"
+    assert product_name(random(16, 512), random(65536, 512)) == "hopper"
+    assert product_name(random(65, 512), random(65536, 512)) == "plain"
 
 
 @pytest.mark.parametrize("has_delta", [False, True])
@@ -116,10 +117,10 @@ def test_blocks_use_it(num_rows: int, has_delta: bool, monkeypatch: pytest.Monke
     norm = RMSNorm(random(128), EPS)
     start, delta = random(num_rows, 128), random(num_rows, 128) if has_delta else None
     results = []
-    for linear in (lambda x: x, lambda x: lambda rows: x(rows)):  # what is no PlainLinear gets plain blocks
+    for linear in (lambda x: GpuLinear(x.weight, x.bias), lambda x: x):
         hidden = start.clone()
-        inner = make_input(norm, linear(gate_up), "silu")(hidden, delta)
-        added = make_output(linear(down), None, TensorParallel())(inner, hidden)
+        inner = BlockInput(norm, linear(gate_up), "silu")(hidden, delta)
+        added = BlockOutput(linear(down), None, TensorParallel())(inner, hidden)
         results.append(hidden if added is None else hidden + added)
     assert len(calls) == 2
     torch.testing.assert_close(*results, rtol=0.03, atol=0.06)

@@ -2,11 +2,11 @@ import pytest
 import torch
 
 from octavo.errors import ConfigError
-from octavo.gemm.cpu import bfloat16
+from octavo.gemm.cpu import bfloat16, matrix_units
 from octavo.gemm.cpu import compiled_rows as compiled
-from octavo.gemm.cpu.mkl import PackedLinear
-from octavo.gemm.plain import PlainLinear
-from octavo.gemm.table import describe_layers
+from octavo.gemm.cpu.mkl import MklLinear
+from octavo.gemm.linear import PlainLinear
+from octavo.gemm.make_linear import describe_layers
 from octavo.layers import (
     ACTIVATIONS,
     Embedding,
@@ -36,7 +36,7 @@ def test_linear_equals_the_definition_at_any_number_of_rows(
 def test_packing_depends_on_dtype() -> None:
     weight = torch.randn(8, 8)
     packs = torch.backends.mkl.is_available()
-    assert isinstance(make_linear(weight), PackedLinear if packs else PlainLinear)
+    assert isinstance(make_linear(weight), MklLinear if packs else PlainLinear)
     assert isinstance(make_linear(weight.bfloat16()), PlainLinear)
 
 
@@ -112,7 +112,7 @@ def test_a_bfloat16_weight_is_multiplied_exactly(
 
 def test_no_bit_of_a_few_rows_depends_on_the_others() -> None:
     linear = make_linear(torch.randn(37, 100), torch.randn(37), quantization="bf16")
-    few = bfloat16.few_rows()
+    few = matrix_units.few_rows()
     x = torch.randn(few, 100)
     for rows in (2, 3, 5, 7, few):
         together = linear(x[:rows])
@@ -132,7 +132,7 @@ def test_many_rows_are_rounded_for_units(rows: int, has_bias: bool) -> None:
     weight, x = torch.randn(80, 96), torch.randn(rows, 96)
     bias = torch.randn(80) if has_bias else None
     got = make_linear(weight, bias, quantization="bf16")(x)
-    operand = x if rows <= bfloat16.few_rows() else x.bfloat16()
+    operand = x if rows <= matrix_units.few_rows() else x.bfloat16()
     product = operand.double() @ weight.bfloat16().double().T
     assert got.dtype == torch.float32
     # Sums are float32; those of many rows are rounded once more.
@@ -144,7 +144,7 @@ def test_many_rows_are_rounded_for_units(rows: int, has_bias: bool) -> None:
 @pytest.mark.usefixtures("without_units")
 def test_a_bfloat16_weight_is_multiplied_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "compile_failure", lambda: "no compiler")
-    monkeypatch.setattr(bfloat16, "compile_failure", lambda: "no compiler")
+    monkeypatch.setattr(matrix_units, "compile_failure", lambda: "no compiler")
     weight, x = torch.randn(8, 16).bfloat16(), torch.randn(2, 16)
     torch.testing.assert_close(make_linear(weight, quantization="bf16")(x), x @ weight.float().T)
     assert "C kernel" not in describe_layers("bf16", torch.device("cpu"), torch.float32)
@@ -165,7 +165,7 @@ def test_units_for_bfloat16_are_named(
 ) -> None:
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
-    assert bfloat16.matrix_units() == named
+    assert matrix_units.matrix_units() == named
     said = describe_layers("bf16", torch.device("cpu"), torch.float32)
     assert (f"by oneDNN in bfloat16 ({named})" if named else "made float32 in each GEMM") in said
 

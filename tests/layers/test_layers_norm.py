@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from octavo.attention import available_impls
+from octavo.gemm.cpu.compiled_norm import unsupported_reason
 from octavo.layers import HeadRMSNorm, RMSNorm
-from octavo.layers.compiled_norm import unsupported_reason
 
 
 def oracle(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

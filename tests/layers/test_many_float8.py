@@ -1,19 +1,21 @@
 """The GEMM of many float8 rows on a CPU: when it is chosen, its tilings, and the kernel as compiled."""
 
+from functools import partial
 from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 import triton_layer_cases  # noqa: F401  (skips where there is no Triton)
+from chosen_products import product_name, take_for_hopper
 from compiled_figures import compiled_figures
 
 from octavo.errors import InvalidArgumentError
 from octavo.forms.float8 import FLOAT8, Float8Weight
 from octavo.gemm.hopper.float8 import many_tiling
-from octavo.gemm.hopper.float8.many_tiling import choose_tiling, unsupported_reason
-from octavo.gemm.portable.float8_tiling import choose_path
+from octavo.gemm.hopper.float8.many_tiling import tiling_for, unsupported_reason
 
+choose_path = partial(product_name, hopper=["many"])
 # Of an SM, but for the system's.
 SHARED_BYTES = 227 * 1024
 
@@ -21,7 +23,7 @@ SHARED_BYTES = 227 * 1024
 @pytest.fixture
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors on the CPU pass for tensors on a Hopper GPU."""
-    monkeypatch.setattr(many_tiling, "nvidia_generation", lambda device: 9)
+    take_for_hopper(monkeypatch, many_tiling)
 
 
 def float8(num_rows: int, size: int, height: int = 1, width: int | None = None) -> Float8Weight:
@@ -50,14 +52,14 @@ def test_tiles_of_an_h200(
     num_rows: int, num_weight_rows: int, halves: int, adds: bool, columns: tuple[int, int]
 ) -> None:
     """What was fastest with 132 programs."""
-    tiling = choose_tiling(num_rows, num_weight_rows, 132, halves, adds=adds, is_tiled=False)
+    tiling = tiling_for(num_rows, num_weight_rows, 132, halves, adds=adds, is_tiled=False)
     assert (tiling.columns, tiling.extra) == columns
 
 
 def test_buffers_fit_an_sm() -> None:
     cases = product((65, 300, 8192), (512, 4096, 24576), (1, 2), (False, True))
     for num_rows, num_weight_rows, halves, is_tiled in cases:
-        tiling = choose_tiling(num_rows, num_weight_rows, 132, halves, adds=False, is_tiled=is_tiled)
+        tiling = tiling_for(num_rows, num_weight_rows, 132, halves, adds=False, is_tiled=is_tiled)
         width = tiling.columns + tiling.extra
         step = 128 * (128 + halves * width)
         assert tiling.stages >= 4

@@ -2,20 +2,20 @@
 
 import pytest
 import torch
+from chosen_products import expert_product_name
 from torch import Tensor
 from torch.nn.functional import silu
 
 from octavo.forms.float_experts import ExpertWeight
 from octavo.forms.packed_experts import PackedExpertWeight
 from octavo.gemm.expert_choice import Choice
-from octavo.gemm.expert_table import choose_product
-from octavo.gemm.plain import PlainLinear
+from octavo.gemm.linear import PlainLinear
+from octavo.gemm.make_linear import make_linear
 from octavo.gemm.portable.experts.expert_tiling import row_slots
-from octavo.gemm.table import make_linear
 from octavo.layers.expert_feed_forward import ExpertFeedForward
 from octavo.layers.experts import ListedExperts, combine
 from octavo.layers.norm import RMSNorm
-from octavo.layers.router import Router, choose_by_logits
+from octavo.layers.router import Router, route_by_logits
 from octavo.parallel import TensorParallel
 
 NUM_EXPERTS, NUM_CHOSEN, HIDDEN, INNER = 6, 3, 48, 20
@@ -100,7 +100,7 @@ def test_no_tokens() -> None:
 
 def test_equal_logits_choose_the_lower_index() -> None:
     logits = torch.tensor([[1.0, 2.0, 2.0, 1.0, 2.0], [0.0, -0.0, 0.0, -0.0, 0.0]])
-    choice = choose_by_logits(logits, 4, renormalises=True)
+    choice = route_by_logits(logits, 4, renormalises=True)
     assert choice.experts.tolist() == [[1, 2, 4, 0], [0, 1, 2, 3]]
     assert choice.weights[1].tolist() == [0.25] * 4
 
@@ -108,8 +108,8 @@ def test_equal_logits_choose_the_lower_index() -> None:
 def test_weights_of_the_chosen() -> None:
     logits = random(5, NUM_EXPERTS)
     probabilities = logits.softmax(-1)
-    kept = choose_by_logits(logits, NUM_CHOSEN, renormalises=False)
-    scaled = choose_by_logits(logits, NUM_CHOSEN, renormalises=True)
+    kept = route_by_logits(logits, NUM_CHOSEN, renormalises=False)
+    scaled = route_by_logits(logits, NUM_CHOSEN, renormalises=True)
     expected = probabilities.gather(1, kept.experts.long())
     torch.testing.assert_close(kept.weights, expected)
     torch.testing.assert_close(scaled.weights, expected / expected.sum(-1, keepdim=True))
@@ -166,7 +166,7 @@ def test_products_by_the_number_of_tokens() -> None:
     def products(weight: ExpertWeight | PackedExpertWeight, *, deterministic: bool = False) -> list[str]:
         options = {"rows_per_expert": 1000, "deterministic": deterministic}
         rows = (torch.zeros(number, 16) for number in (1, 2, 4, 5, 128))
-        return [choose_product(x, (weight, weight), 2, **options) for x in rows]
+        return [expert_product_name(x, (weight, weight), 2, **options) for x in rows]
 
     assert products(plain) == ["few"] * 3 + ["grouped"] * 2
     assert products(packed) == ["few"] * 2 + ["grouped"] * 3

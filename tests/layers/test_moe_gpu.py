@@ -12,14 +12,14 @@ from triton_layer_cases import HAS_GPU, assert_as_good_as_torch
 from octavo import LLM, SamplingParams
 from octavo.forms.float_experts import ExpertWeight
 from octavo.gemm.expert_choice import Choice
-from octavo.gemm.plain import PlainLinear
+from octavo.gemm.linear import PlainLinear
 from octavo.gemm.portable.experts.expert_tiling import GroupedTiling
 from octavo.gemm.stacked_experts import StackedExperts
 from octavo.kernels import launch as triton_launch
 from octavo.layers import RMSNorm
 from octavo.layers.expert_feed_forward import ExpertFeedForward
 from octavo.layers.experts import ListedExperts
-from octavo.layers.router import Router, choose_by_logits
+from octavo.layers.router import Router, route_by_logits
 from octavo.parallel import TensorParallel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
@@ -74,7 +74,7 @@ def assert_same_bits_in_a_graph(experts: StackedExperts, x: Tensor, choice: Choi
 
 def make_choice(num_tokens: int, seed: int = 0) -> Choice:
     torch.manual_seed(seed)
-    return choose_by_logits(torch.randn(num_tokens, SHAPE[0], device="cuda"), SHAPE[1], renormalises=True)
+    return route_by_logits(torch.randn(num_tokens, SHAPE[0], device="cuda"), SHAPE[1], renormalises=True)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 4, 5, 16, 40, 128, 300, 1500])
@@ -132,7 +132,7 @@ def test_router_agrees_with_its_specification(num_tokens: int) -> None:
     for renormalises in (True, False):
         found = Router(weight, SHAPE[1], renormalises)(x)
         logits = x.double() @ weight.double().T
-        expected = choose_by_logits(logits.float(), SHAPE[1], renormalises=renormalises)
+        expected = route_by_logits(logits.float(), SHAPE[1], renormalises=renormalises)
         assert (found.experts == expected.experts).float().mean() > 0.999
         torch.testing.assert_close(found.weights, expected.weights, atol=1e-4, rtol=1e-3)
 

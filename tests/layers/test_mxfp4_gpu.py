@@ -15,13 +15,13 @@ from octavo import LLM, SamplingParams
 from octavo.attention import AttentionMetadata, LayerCache, paged_attention
 from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight, pack_exponents, pack_words
 from octavo.gemm.expert_choice import Choice
-from octavo.gemm.plain import PlainLinear
+from octavo.gemm.linear import PlainLinear
 from octavo.gemm.portable.experts.expert_tiling import Mxfp4Tiling
 from octavo.gemm.stacked_experts import StackedExperts
 from octavo.layers import RMSNorm
 from octavo.layers.expert_feed_forward import ExpertFeedForward
 from octavo.layers.experts import ListedExperts
-from octavo.layers.router import Router, choose_by_logits
+from octavo.layers.router import Router, route_by_logits
 from octavo.parallel import TensorParallel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
@@ -62,7 +62,7 @@ def listed(experts: StackedExperts, dtype: torch.dtype) -> ListedExperts:
 
 def make_choice(num_tokens: int) -> Choice:
     logits = torch.randn(num_tokens, NUMBER, generator=torch.Generator().manual_seed(num_tokens)).cuda()
-    return choose_by_logits(logits, CHOSEN, renormalises=True)
+    return route_by_logits(logits, CHOSEN, renormalises=True)
 
 
 def rows(num_tokens: int) -> Tensor:
@@ -113,7 +113,7 @@ def test_programs_that_stay_and_other_shapes(
     generator = torch.Generator().manual_seed(4)
     x = torch.randn(num_tokens, hidden, generator=generator).cuda().bfloat16()
     logits = torch.randn(num_tokens, NUMBER, generator=generator).cuda()
-    choice = choose_by_logits(logits, num_chosen, renormalises=True)
+    choice = route_by_logits(logits, num_chosen, renormalises=True)
     exact = listed(experts, torch.float32)(x.float(), choice).double()
     got = experts.persistent(x, choice)
     assert_as_good_as_torch(got, listed(experts, torch.bfloat16)(x, choice), exact)

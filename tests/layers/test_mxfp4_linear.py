@@ -3,9 +3,10 @@
 import torch
 
 from octavo.forms.mxfp4 import MXFP4_DENSE, Mxfp4Weight
-from octavo.forms.packed import GroupedWeight
-from octavo.gemm import mxfp4_linear as on_gpu
-from octavo.gemm.table import multiplies
+from octavo.forms.packed import PackedWeight
+from octavo.gemm.make_linear import multiplies
+from octavo.gemm.product import Target
+from octavo.gemm.table import LAYERS
 
 
 def random_weight(rows: int, columns: int) -> Mxfp4Weight:
@@ -19,12 +20,14 @@ def test_integers_mean_the_same() -> None:
     weight = random_weight(37, 384)
     expected = weight.dequantise()
     assert torch.equal(weight.in_bytes().dequantise(), expected)
-    packed = GroupedWeight.pack(weight.in_bytes())
+    packed = PackedWeight.pack(weight.in_bytes())
     assert torch.equal(packed.dequantise(), expected)
     assert packed.nbytes == MXFP4_DENSE.bytes_on_gpu * 37 * 384  # type: ignore[operator]
 
 
 def test_a_gpu_multiplies_them_packed() -> None:
-    reason = on_gpu.unsupported_reason(torch.device("cpu"), torch.float32)
+    (on_gpu,) = (layer for layer in LAYERS["mxfp4"] if layer.device == "cuda")
+    assert on_gpu.form == "packed"
+    reason = on_gpu.unsupported_reason(Target(torch.device("cpu"), torch.float32))
     assert "on an NVIDIA GPU" in str(reason)
     assert multiplies("mxfp4", torch.device("cpu"), torch.float16)

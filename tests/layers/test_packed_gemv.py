@@ -4,19 +4,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from chosen_products import expert_product_name, take_for_hopper
 from compiled_figures import compiled_figures
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
 from octavo.forms.packed_experts import PackedExpertWeight
 from octavo.gemm.expert_choice import Choice
-from octavo.gemm.expert_table import choose_product
 from octavo.gemm.hopper.floats.dense_gemv_tiling import TILE_ROWS
 from octavo.gemm.hopper.packed import packed_expert_tiling as tiling
 from octavo.gemm.hopper.packed.packed_expert_tiling import (
     LEAST_STAGES,
     REGISTERS,
-    choose_tiling,
+    tiling_for,
     unsupported_reason,
 )
 from octavo.gemm.hopper.packed.packed_gemv_tiling import SPAN, SPANS_AT_ONCE, WARPS
@@ -41,7 +41,7 @@ def weight(
 @pytest.fixture
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors on the CPU pass for tensors on a Hopper GPU."""
-    monkeypatch.setattr(tiling, "nvidia_generation", lambda device: 9)
+    take_for_hopper(monkeypatch, tiling)
 
 
 def test_gate_up_and_down_fit_an_sm_but_never_two_gate_ups() -> None:
@@ -65,7 +65,7 @@ def test_gate_up_and_down_fit_an_sm_but_never_two_gate_ups() -> None:
     [(2048, 1, 8), (768, 8, 4), (128, 1, 4), (1408, 6, 8), (2944, 1, 8), (16384, 1, 8), (1024, 16, 4)],
 )
 def test_experts_take_whole_boxes_of_the_row(size: int, summed: int, box: int) -> None:
-    chosen = choose_tiling(size, summed)
+    chosen = tiling_for(size, summed)
     assert chosen.box == box
     assert WARPS % box == 0
     assert size <= chosen.padded < size + box * SPAN
@@ -94,7 +94,7 @@ def test_what_the_kernel_can_read(on_hopper: None) -> None:
 
 def test_who_multiplies_a_single_token(on_hopper: None) -> None:
     def product(x: Tensor, *weights: PackedExpertWeight, deterministic: bool = False) -> str:
-        return choose_product(x, weights, 2, rows_per_expert=0.1, deterministic=deterministic)
+        return expert_product_name(x, weights, 2, rows_per_expert=0.1, deterministic=deterministic)
 
     pair = weight(), weight()
     assert [product(ROWS[:number], *pair) for number in (1, 2, 3)] == ["gemv", "few", "grouped"]

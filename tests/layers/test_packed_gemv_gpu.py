@@ -10,7 +10,7 @@ from triton_layer_cases import HAS_GPU, assert_as_good_as_torch
 from octavo.forms.packed_experts import PackedExpertWeight
 from octavo.gemm.expert_choice import Choice
 from octavo.gemm.stacked_experts import StackedExperts
-from octavo.layers.router import choose_by_logits
+from octavo.layers.router import route_by_logits
 
 pytestmark = [
     pytest.mark.gpu,
@@ -39,7 +39,7 @@ def make(number: int, hidden: int, inner: int) -> StackedExperts:
 
 def choose(number: int, chosen: int) -> Choice:
     torch.manual_seed(0)
-    return choose_by_logits(torch.randn(1, number, device="cuda"), chosen, renormalises=True)
+    return route_by_logits(torch.randn(1, number, device="cuda"), chosen, renormalises=True)
 
 
 def specification(experts: StackedExperts, dtype: torch.dtype):

@@ -5,10 +5,12 @@ import torch
 from torch import Tensor
 from triton_layer_cases import everywhere, ignores_overflow, random
 
-from octavo.gemm.plain import PlainLinear
+from octavo.gemm.gpu_linear import GpuLinear
+from octavo.gemm.linear import PlainLinear, UnfusedLinear
+from octavo.gemm.make_linear import make_linear
 from octavo.gemm.portable.skinny_tiling import MAX_ROWS
 from octavo.layers import RMSNorm
-from octavo.layers.block import FusedInput, FusedOutput, PlainInput, PlainOutput, make_input, make_output
+from octavo.layers.block import BlockInput, BlockOutput
 from octavo.parallel import TensorParallel
 
 pytestmark = ignores_overflow
@@ -34,6 +36,11 @@ def linear(out_size: int, in_size: int, device: str, dtype: torch.dtype) -> Plai
     return PlainLinear(weight, random(out_size, device=device, dtype=dtype, seed=2))
 
 
+def fusing(out_size: int, in_size: int, device: str, dtype: torch.dtype) -> GpuLinear:
+    plain = linear(out_size, in_size, device, dtype)
+    return GpuLinear(plain.weight, plain.bias)
+
+
 def norm(device: str) -> RMSNorm:
     return RMSNorm(random(HIDDEN, device=device, seed=3), 1e-6)
 
@@ -50,8 +57,8 @@ def assert_near(got: Tensor, expected: Tensor) -> None:
 def test_input(
     device: str, dtype: torch.dtype, num_rows: int, has_delta: bool, activation: str | None
 ) -> None:
-    plain = PlainInput(norm(device), linear(INNER, HIDDEN, device, dtype), activation)
-    fused = FusedInput(plain, linear(INNER, HIDDEN, device, dtype))
+    plain = BlockInput(norm(device), linear(INNER, HIDDEN, device, dtype), activation)
+    fused = BlockInput(norm(device), fusing(INNER, HIDDEN, device, dtype), activation)
     hidden = random(num_rows, HIDDEN, device=device, dtype=dtype, seed=4)
     delta = random(num_rows, HIDDEN, device=device, dtype=dtype, seed=5) if has_delta else None
     streams = [hidden.clone(), hidden.clone()]
@@ -63,13 +70,10 @@ def test_input(
 @everywhere
 @pytest.mark.parametrize("num_rows", [1, 5])
 def test_float16_input_beyond_its_range_once_weighted(device: str, dtype: torch.dtype, num_rows: int) -> None:
-    plain = PlainInput(
-        RMSNorm(torch.full((HIDDEN,), 30.0, device=device), 1e-6),
-        linear(INNER, HIDDEN, device, torch.float16),
-        None,
-    )
+    large = RMSNorm(torch.full((HIDDEN,), 30.0, device=device), 1e-6)
+    plain = BlockInput(large, linear(INNER, HIDDEN, device, torch.float16))
     hidden = random(num_rows, HIDDEN, device=device, dtype=torch.float16) * 5000
-    got = FusedInput(plain, linear(INNER, HIDDEN, device, torch.float16))(hidden)
+    got = BlockInput(large, fusing(INNER, HIDDEN, device, torch.float16))(hidden)
     assert got.isfinite().all()
     torch.testing.assert_close(got, plain(hidden), rtol=0.01, atol=0.5)
 
@@ -82,8 +86,8 @@ def test_output(
     device: str, dtype: torch.dtype, num_rows: int, parallel: TensorParallel, has_norm: bool
 ) -> None:
     post_norm = norm(device) if has_norm else None
-    plain = PlainOutput(linear(HIDDEN, INNER, device, dtype), post_norm, parallel)
-    fused = FusedOutput(plain, linear(HIDDEN, INNER, device, dtype))
+    plain = BlockOutput(linear(HIDDEN, INNER, device, dtype), post_norm, parallel)
+    fused = BlockOutput(fusing(HIDDEN, INNER, device, dtype), post_norm, parallel)
     x = random(num_rows, INNER, device=device, dtype=dtype, seed=4)
     hidden = random(num_rows, HIDDEN, device=device, dtype=dtype, seed=5)
     stream = hidden.clone()
@@ -95,6 +99,5 @@ def test_output(
 
 
 def test_a_cpu_gets_plain_blocks() -> None:
-    projection = PlainLinear(torch.ones(4, 4), None)
-    assert isinstance(make_input(RMSNorm(torch.ones(4), 1e-6), projection), PlainInput)
-    assert isinstance(make_output(projection, None, TensorParallel()), PlainOutput)
+    for weight in (torch.ones(4, 4), torch.ones(4, 4).half()):
+        assert isinstance(make_linear(weight), UnfusedLinear)

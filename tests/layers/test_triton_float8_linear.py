@@ -15,7 +15,7 @@ from triton_layer_cases import (
 
 from octavo.errors import InvalidArgumentError
 from octavo.forms.float8 import Float8Weight, quantise, quantise_rows
-from octavo.gemm.portable.float8_tiling import Float8Tiling, choose_tiling
+from octavo.gemm.portable.float8_tiling import Float8Tiling, tiling_for
 from octavo.gemm.portable.skinny_tiling import Tiling
 
 pytestmark = ignores_overflow
@@ -182,7 +182,7 @@ def test_refuses_what_does_not_fit(device: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("num_rows", [1, 16, 17, 64, 65, 256, 8192])
 @pytest.mark.parametrize("shape", [(6144, 4096), (4096, 12288), (64, 48), (24576, 4096)])
 def test_tilings_can_be_compiled(num_rows: int, shape: tuple[int, int]) -> None:
-    tiling = choose_tiling(num_rows, *shape)
+    tiling = tiling_for(num_rows, *shape)
     sizes = (tiling.rows, tiling.columns, tiling.depth, tiling.num_warps)
     assert all(n & (n - 1) == 0 for n in sizes)
     assert min(tiling.rows, tiling.columns) >= 16

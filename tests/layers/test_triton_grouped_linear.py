@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+from chosen_products import product_name
 from grouped_cases import both_ways, options_of, packed, random_blocks
 from triton_layer_cases import (
     PLACES,
@@ -14,12 +15,11 @@ from triton_layer_cases import (
 )
 
 from octavo.errors import InvalidArgumentError
-from octavo.forms.packed import GroupedWeight, group_of
+from octavo.forms.packed import PackedWeight, packed_group
 from octavo.gemm.portable.packed.packed_tiling import (
     MediumTiling,
-    choose_few_tiling,
-    choose_grouped_gemm,
-    choose_medium_tiling,
+    few_tiling_for,
+    medium_tiling_for,
 )
 
 pytestmark = ignores_overflow
@@ -57,17 +57,18 @@ def test_scales_beyond_float16_keep_their_digits(scale: float) -> None:
 
 @pytest.mark.compiled
 def test_groups_that_cannot_be_packed() -> None:
-    assert [group_of(4, group) for group in (32, 96, 128, 4096, 16, 48)] == [32, 32, 128, 256, None, None]
-    assert [group_of(8, group) for group in (16, 48, 128, 4096, 8)] == [16, 16, 128, 128, None]
+    assert [packed_group(4, group) for group in (32, 96, 128, 4096, 16, 48)] == [32, 32, 128, 256, None, None]
+    assert [packed_group(8, group) for group in (16, 48, 128, 4096, 8)] == [16, 16, 128, 128, None]
 
 
 @pytest.mark.compiled
 def test_numbers_of_rows_choose_the_product() -> None:
-    assert [choose_grouped_gemm(rows) for rows in (1, 16)] == ["few", "few"]
-    assert choose_grouped_gemm(17) == "medium"
-    assert choose_grouped_gemm(8192) == "plain"
+    weight = packed(random_blocks(64, 256, group=64), "cpu")
+    assert [product_name(rows, weight) for rows in (1, 16)] == ["few", "few"]
+    assert product_name(17, weight) == "medium"
+    assert product_name(8192, weight) == "dequantised"
     for rows, weight_rows in ((1, 64), (17, 4096), (300, 24576)):
-        tiling = choose_medium_tiling(rows, weight_rows)
+        tiling = medium_tiling_for(rows, weight_rows)
         assert all(value & value - 1 == 0 for value in (tiling.rows, tiling.columns, tiling.num_splits))
 
 
@@ -181,9 +182,9 @@ def compiled_few(*shape: object) -> Mapping[str, str]:
 @pytest.mark.parametrize("group", [16, 32, 128, 256])
 def test_tilings_of_few_rows(size: int, group: int) -> None:
     """A single row is not cut; what a warp keeps of more rows fits into its registers."""
-    assert choose_few_tiling(1, size, group, 9).num_splits == 1
+    assert few_tiling_for(1, size, group, 9).num_splits == 1
     for rows in (2, 8, 9, 16):
-        tiling = choose_few_tiling(rows, size, group, 9)
+        tiling = few_tiling_for(rows, size, group, 9)
         columns = -(-size // tiling.num_splits // tiling.num_warps)
         assert columns * (8 if rows <= 8 else 16) <= 1024 * 8
 
@@ -191,5 +192,5 @@ def test_tilings_of_few_rows(size: int, group: int) -> None:
 def test_it_is_a_weight_of_its_own() -> None:
     """Words take half a byte a number; scales and minimums four bytes a group."""
     weight = packed(random_blocks(64, 512, group=128), "cpu")
-    assert isinstance(weight, GroupedWeight)
+    assert isinstance(weight, PackedWeight)
     assert weight.nbytes == 64 * 512 * (0.5 + 4 / 128)

@@ -85,14 +85,14 @@ def test_refuses_what_does_not_fit(device: str, dtype: torch.dtype) -> None:
 @everywhere
 def test_tilings_from_large_to_small(device: str, dtype: torch.dtype) -> None:
     """Large tiles for many rows, enough programs for few; shared memory that an SM has."""
-    from octavo.gemm.portable.invariant_tiling import FLOAT32_TILING, HALF_TILINGS, choose_tiling
+    from octavo.gemm.portable.invariant_tiling import FLOAT32_TILING, HALF_TILINGS, tiling_for
 
     half = torch.bfloat16
-    assert choose_tiling(8192, 6144, half, 99) == HALF_TILINGS[0]
-    assert choose_tiling(1, 151936, half, 99).rows == 64
-    assert choose_tiling(1, 1024, half, 99) == HALF_TILINGS[-1]
-    assert choose_tiling(1, 6144, half, 99).columns == 32
-    assert choose_tiling(8192, 6144, torch.float32, 99) == FLOAT32_TILING
+    assert tiling_for(8192, 6144, half, 99) == HALF_TILINGS[0]
+    assert tiling_for(1, 151936, half, 99).rows == 64
+    assert tiling_for(1, 1024, half, 99) == HALF_TILINGS[-1]
+    assert tiling_for(1, 6144, half, 99).columns == 32
+    assert tiling_for(8192, 6144, torch.float32, 99) == FLOAT32_TILING
     for tiling in (*HALF_TILINGS, FLOAT32_TILING):
         itemsize = 4 if tiling == FLOAT32_TILING else 2
         stage_bytes = (tiling.rows + tiling.columns) * tiling.depth * itemsize

@@ -15,7 +15,7 @@ from triton_layer_cases import (
 )
 
 from octavo.errors import InvalidArgumentError
-from octavo.gemm.portable.skinny_tiling import MAX_ROWS, Tiling, choose_tiling
+from octavo.gemm.portable.skinny_tiling import MAX_ROWS, Tiling, tiling_for
 
 pytestmark = ignores_overflow
 ROWS = [1, 2, 3, 4]
@@ -154,7 +154,7 @@ def test_refuses_what_does_not_fit(device: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("size", [1, 1024, 3000, 12288])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_tilings_can_be_compiled(num_rows: int, num_weight_rows: int, size: int, dtype: torch.dtype) -> None:
-    tiling = choose_tiling(num_rows, num_weight_rows, size, dtype)
+    tiling = tiling_for(num_rows, num_weight_rows, size, dtype)
     assert all(n & (n - 1) == 0 for n in (tiling.columns, tiling.depth, tiling.num_warps))
     assert tiling.columns >= 2
     assert 8 <= tiling.depth <= max(16, 2 * size)

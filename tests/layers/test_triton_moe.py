@@ -9,18 +9,18 @@ from triton_layer_cases import assert_as_good_as_torch, everywhere, ignores_over
 from octavo.forms.float8 import quantise_rows
 from octavo.forms.float_experts import ExpertWeight
 from octavo.gemm.expert_choice import Choice
-from octavo.gemm.plain import PlainLinear
+from octavo.gemm.linear import PlainLinear
 from octavo.gemm.portable.experts.expert_tiling import GroupedTiling
 from octavo.gemm.stacked_experts import StackedExperts
 from octavo.layers.experts import ListedExperts, combine
-from octavo.layers.router import choose_by_logits
+from octavo.layers.router import route_by_logits
 
 pytestmark = ignores_overflow
 
 
 def make_choice(num_tokens: int, num_experts: int, num_chosen: int, device: str, seed: int = 0) -> Choice:
     logits = random(num_tokens, num_experts, device="cpu", seed=seed)
-    choice = choose_by_logits(logits, num_chosen, renormalises=True)
+    choice = route_by_logits(logits, num_chosen, renormalises=True)
     return Choice(choice.experts.to(device), choice.weights.to(device))
 
 
@@ -43,16 +43,16 @@ def make_weights(
 def test_choice_of_experts(
     device: str, dtype: torch.dtype, num_experts: int, num_chosen: int, renormalises: bool
 ) -> None:
-    from octavo.gemm.portable.experts.router_logits import choose_experts
+    from octavo.gemm.portable.experts.router_logits import route_experts
 
     logits = random(7, num_experts, device=device)
     logits[1] = 0.0
     logits[2] = -0.0
     logits[2, num_experts // 2 :] = 0.0
     logits[3] = (logits[3] * 2).round()
-    expected = choose_by_logits(logits, num_chosen, renormalises=renormalises)
+    expected = route_by_logits(logits, num_chosen, renormalises=renormalises)
     with poisoned_memory():
-        experts, weights = choose_experts(logits, num_chosen, renormalises=renormalises)
+        experts, weights = route_experts(logits, num_chosen, renormalises=renormalises)
     assert torch.equal(experts, expected.experts)
     torch.testing.assert_close(weights, expected.weights)
 
@@ -60,13 +60,13 @@ def test_choice_of_experts(
 @everywhere
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 def test_choice_among_garbage_names_experts_that_exist(device: str, dtype: torch.dtype) -> None:
-    from octavo.gemm.portable.experts.router_logits import choose_experts
+    from octavo.gemm.portable.experts.router_logits import route_experts
 
     logits = torch.full((4, 5), torch.nan, device=device)
     logits[1, 2:] = torch.inf
     logits[2] = -torch.inf
     logits[3] = torch.tensor(-1, dtype=torch.int32).view(torch.float32)
-    experts, _ = choose_experts(logits, 3, renormalises=True)
+    experts, _ = route_experts(logits, 3, renormalises=True)
     assert experts.min() >= 0
     assert experts.max() < 5
 
@@ -94,7 +94,7 @@ def test_norm_and_choice_in_one_kernel(
 ) -> None:
     """As by a kernel each."""
     from octavo.gemm.portable.experts.route_token import norm_and_route
-    from octavo.gemm.portable.experts.router_logits import choose_experts
+    from octavo.gemm.portable.experts.router_logits import route_experts
     from octavo.kernels.rms_norm import rms_norm
 
     hidden = random(num_rows, size + 3, device=device, dtype=dtype)[:, :size]
@@ -115,7 +115,7 @@ def test_norm_and_choice_in_one_kernel(
             )
         torch.testing.assert_close(got, x)
         logits = got.float() @ weight.float().T
-        expected = choose_experts(logits, 3, **options)
+        expected = route_experts(logits, 3, **options)
         torch.testing.assert_close(weights, expected[1], rtol=1e-4, atol=1e-6)
         if not biased:
             assert torch.equal(experts, expected[0])

@@ -12,11 +12,11 @@ from octavo.forms.float_experts import ExpertWeight
 from octavo.forms.mxfp4 import Mxfp4Weight
 from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight, pack_exponents, pack_words
 from octavo.gemm.expert_choice import Choice
-from octavo.gemm.plain import PlainLinear
+from octavo.gemm.linear import PlainLinear
 from octavo.gemm.portable.experts.expert_tiling import Mxfp4Tiling
 from octavo.gemm.stacked_experts import StackedExperts
 from octavo.layers.experts import ListedExperts, combine
-from octavo.layers.router import choose_by_logits
+from octavo.layers.router import route_by_logits
 
 pytestmark = ignores_overflow
 ACTIVATION = "clamped_swiglu"
@@ -49,7 +49,7 @@ def listed(gate_up: Tensor, down: Tensor, biases: tuple[Tensor | None, Tensor | 
 
 def make_choice(num_tokens: int, num_experts: int, num_chosen: int, device: str) -> Choice:
     logits = random(num_tokens, num_experts, device="cpu")
-    choice = choose_by_logits(logits, num_chosen, renormalises=True)
+    choice = route_by_logits(logits, num_chosen, renormalises=True)
     return Choice(choice.experts.to(device), choice.weights.to(device))
 
 
@@ -142,12 +142,12 @@ def test_every_exponent_counts(device: str, dtype: torch.dtype, product: str) ->
 
 @everywhere
 def test_a_bias_chooses_experts(device: str, dtype: torch.dtype) -> None:
-    from octavo.gemm.portable.experts.router_logits import choose_experts
+    from octavo.gemm.portable.experts.router_logits import route_experts
 
     logits, bias = random(6, 12, device=device), 3 * random(12, device=device, seed=1).to(dtype)
     logits[1] = -bias.float()
-    expected = choose_by_logits(logits + bias.float(), 4, renormalises=True)
-    experts, weights = choose_experts(logits, 4, renormalises=True, bias=bias)
+    expected = route_by_logits(logits + bias.float(), 4, renormalises=True)
+    experts, weights = route_experts(logits, 4, renormalises=True, bias=bias)
     assert torch.equal(experts, expected.experts)
     torch.testing.assert_close(weights, expected.weights)
 

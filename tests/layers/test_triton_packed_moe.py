@@ -13,7 +13,7 @@ from triton_layer_cases import (
 )
 
 from octavo.gemm.expert_choice import Choice
-from octavo.gemm.portable.experts.expert_tiling import PackedTiling, choose_grouped_tiling
+from octavo.gemm.portable.experts.expert_tiling import PackedTiling, packed_grouped_tiling
 from octavo.gemm.stacked_experts import StackedExperts
 from octavo.layers.experts import combine
 
@@ -89,8 +89,5 @@ def test_weights_of_experts_that_nobody_chose_are_never_read(device: str, dtype:
 @pytest.mark.compiled
 def test_tiles_grow_with_the_rows_of_an_expert() -> None:
     weight = packed_experts(1, 64, 64, "cpu", bits=4, group=32, parts=1, ordered=False)
-    tilings = [
-        choose_grouped_tiling(rows, weight, is_gated=True, deterministic=False)
-        for rows in (0.1, 6, 7, 24, 25, 10_000)
-    ]
+    tilings = [packed_grouped_tiling(weight, rows, is_gated=True) for rows in (0.1, 6, 7, 24, 25, 10_000)]
     assert [tiling.rows for tiling in tilings] == [16, 16, 32, 32, 64, 64]

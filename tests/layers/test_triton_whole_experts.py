@@ -17,7 +17,7 @@ from octavo.forms.float_experts import ExpertWeight
 from octavo.gemm.expert_choice import Choice
 from octavo.gemm.stacked_experts import StackedExperts
 from octavo.layers.experts import ListedExperts
-from octavo.layers.router import choose_by_logits
+from octavo.layers.router import route_by_logits
 
 # Rows of pairs that are elsewhere are not set, and become float8 like others.
 pytestmark = [ignores_overflow, pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")]
@@ -78,7 +78,7 @@ def make_choice(num_tokens: int, device: str) -> Choice:
     """The first token has no expert here."""
     logits = random(num_tokens, NUM_EXPERTS, device="cpu", seed=6)
     logits[0, HELD.start : HELD.stop] = -100.0
-    choice = choose_by_logits(logits, 3, renormalises=True, held=HELD)
+    choice = route_by_logits(logits, 3, renormalises=True, held=HELD)
     return Choice(choice.experts.to(device), choice.weights.to(device))
 
 
@@ -140,31 +140,31 @@ def test_pairs_of_other_ranks_are_in_no_list(device: str, dtype: torch.dtype) ->
 @everywhere
 @pytest.mark.parametrize("held", [range(3), range(2, 5), range(5, 7), range(7)], ids=str)
 def test_a_choice_by_the_numbers_of_a_rank(device: str, dtype: torch.dtype, held: range) -> None:
-    from octavo.gemm.portable.experts.router_logits import choose_experts
+    from octavo.gemm.portable.experts.router_logits import route_experts
 
     logits = random(9, NUM_EXPERTS, device=device)
-    everyone = choose_by_logits(logits, 3, renormalises=True)
+    everyone = route_by_logits(logits, 3, renormalises=True)
     with poisoned_memory():
-        experts, weights = choose_experts(logits, 3, renormalises=True, held=held)
+        experts, weights = route_experts(logits, 3, renormalises=True, held=held)
     expected = [[held.index(e) if e in held else len(held) for e in row] for row in everyone.experts.tolist()]
     assert experts.tolist() == expected
     torch.testing.assert_close(weights, everyone.weights)
-    assert choose_by_logits(logits, 3, renormalises=True, held=held).experts.tolist() == expected
+    assert route_by_logits(logits, 3, renormalises=True, held=held).experts.tolist() == expected
 
 
 @everywhere
 @pytest.mark.parametrize("held", [None, range(2, 5)], ids=str)
 def test_padding_has_no_experts(device: str, dtype: torch.dtype, held: range | None) -> None:
-    from octavo.gemm.portable.experts.router_logits import choose_experts
+    from octavo.gemm.portable.experts.router_logits import route_experts
 
     logits = random(9, NUM_EXPERTS, device=device)
     slots = torch.tensor([7, -1, 0, 5, -1, 1, 2, 3, -1], dtype=torch.int32, device=device)
-    expected = choose_by_logits(logits, 3, renormalises=True, held=held, slots=slots)
+    expected = route_by_logits(logits, 3, renormalises=True, held=held, slots=slots)
     nobody = NUM_EXPERTS if held is None else len(held)
     assert (expected.experts[slots < 0] == nobody).all()
     with poisoned_memory():
-        experts, weights = choose_experts(logits, 3, renormalises=True, held=held, slots=slots)
+        experts, weights = route_experts(logits, 3, renormalises=True, held=held, slots=slots)
     assert torch.equal(experts, expected.experts)
     torch.testing.assert_close(weights, expected.weights)
-    everyone = choose_by_logits(logits, 3, renormalises=True, held=held)
+    everyone = route_by_logits(logits, 3, renormalises=True, held=held)
     assert torch.equal(experts[slots >= 0], everyone.experts[slots >= 0])

@@ -9,11 +9,11 @@ from llm_helpers import assert_drained
 from octavo import LLM, SamplingParams
 from octavo.attention.plan.prefix_forest import Sharing
 from octavo.engine.model_runner import ModelRunner
-from octavo.engine.prompts import Prompt, TokenIds
+from octavo.engine.prompt_reader import Prompt, TokenIds
 from octavo.engine.request import Request
+from octavo.engine.step.pace import StepTime
 from octavo.engine.step.result import LateWork, PrepareProgress, StepResult
 from octavo.engine.step.scheduled import SchedulerOutput
-from octavo.engine.step.time import StepTime
 from octavo.errors import EngineError, PromptError
 
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3], [5, 8], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]]
@@ -86,7 +86,7 @@ class AheadRunner:
 def ahead(llm: LLM) -> tuple[LLM, AheadRunner]:
     assert isinstance(llm.engine.runner, ModelRunner)
     runner = llm.engine.runner = AheadRunner(llm.engine.runner)
-    llm.engine._open_books()
+    llm.engine._reset_state()
     return llm, runner
 
 

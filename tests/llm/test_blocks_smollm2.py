@@ -7,7 +7,7 @@ import pytest
 from octavo import LLM, SamplingParams
 from octavo.gemm.cpu.block_linear import BlockLinear
 from octavo.gemm.cpu.library import compile_failure
-from octavo.layers.block import PlainInput
+from octavo.layers.block import BlockInput
 
 pytestmark = pytest.mark.skipif(compile_failure() is not None, reason="needs a C compiler")
 
@@ -23,7 +23,7 @@ def test_it_takes_the_bytes_of_its_file(smollm2: LLM) -> None:
     layers = smollm2.engine.runner.decoder.layers
     for layer in layers:
         for block in (layer.attention.qkv_proj, layer.feed_forward.gate_up_proj):
-            assert isinstance(block, PlainInput)
+            assert isinstance(block, BlockInput)
             assert isinstance(block.projection, BlockLinear)
     assert smollm2.engine.plan.num_parameters == 134_515_008
     assert smollm2.engine.plan.weight_bytes < 0.8 * smollm2.engine.plan.num_parameters

@@ -19,8 +19,7 @@ from octavo.engine.model_runner import ModelRunner
 from octavo.engine.ranks import LeaderRunner
 from octavo.engine.ranks.follower import _Steps
 from octavo.engine.ranks.rank_thread import RankThread
-from octavo.engine.ranks.records import Record
-from octavo.engine.ranks.wires import RecordWire, encode_record
+from octavo.engine.ranks.records import Record, RecordWire, encode_record
 from octavo.parallel import TensorParallel
 
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3], [5, 8], list(range(3, 40))]
@@ -104,7 +103,7 @@ class TwoThreads:
     def run(self, act: Callable[[], object]) -> object:
         return self.thread.call(act)
 
-    def tell(self, record: Record) -> None:
+    def send(self, record: Record) -> None:
         self.wire.send(encode_record(record))
 
     def stop(self) -> None:
@@ -124,7 +123,7 @@ def test_ranks_that_run_one_step_ahead(tmp_path: Path, options: dict[str, int]) 
     runner = AheadRunner(engine.runner)
     ranks = TwoThreads(_Steps(AheadRunner(other.runner), engine.plan.block_size))
     engine.runner = LeaderRunner(runner, engine.plan, ranks)  # type: ignore[arg-type]
-    engine._open_books()
+    engine._reset_state()
     llm, one = LLM.from_engine(engine), LLM.from_engine(Engine(config))
     try:
         for params in (GREEDY, SEEDED, replace(SEEDED, presence_penalty=0.5, stop_token_ids=[*range(50)])):

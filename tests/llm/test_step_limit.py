@@ -6,8 +6,8 @@ import pytest
 from llm_helpers import assert_drained
 
 from octavo import LLM, SamplingParams
+from octavo.engine.step.pace import StepTime, StepWork
 from octavo.engine.step.result import StepResult
-from octavo.engine.step.time import StepTime, StepWork
 
 PARAMS = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
 READER = [3, 1, 4]

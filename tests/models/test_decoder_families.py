@@ -21,7 +21,7 @@ from decoder_harness import (
 
 from octavo.errors import WeightsError
 from octavo.models import ModelConfig, parameter_shapes
-from octavo.models.fused_names import with_own_projections
+from octavo.models.parameters import with_own_projections
 
 transformers = pytest.importorskip("transformers")
 

@@ -15,6 +15,8 @@ from decoder_harness import (
 
 from octavo.attention import AttentionMetadata, KVCache
 from octavo.errors import ConfigError, InvalidArgumentError, WeightsError
+from octavo.gemm.cpu.mkl import MklLinear
+from octavo.gemm.linear import PlainLinear
 from octavo.models import ModelConfig, builder, parameter_shapes
 from octavo.models.one_thread import one_thread
 
@@ -179,7 +181,12 @@ def test_a_bfloat16_checkpoint_is_multiplied_exactly_without_units(
 
 def test_a_tied_head_in_bfloat16_is_the_embedding(monkeypatch: pytest.MonkeyPatch) -> None:
     config, made = config_of(tie_word_embeddings=True), []
-    monkeypatch.setattr(builder, "make_linear", lambda weight, *rest, **options: made.append(weight))
+
+    def make(weight: torch.Tensor, *rest: object, **options: object) -> PlainLinear:
+        made.append(weight)
+        return PlainLinear(weight, None)
+
+    monkeypatch.setattr(builder, "make_linear", make)
     decoder = make_decoder(config, random_weights(config), quantization="bf16")
     assert {weight.dtype for weight in made} == {torch.bfloat16}
     assert made[-1] is decoder.embed_tokens._weight
@@ -226,7 +233,9 @@ def test_attention_knows_whether_it_is_between_gemvs(
     config = config_of()
     widths = {"qkv": 64, "o": 32}
     monkeypatch.setattr(
-        builder, "is_gemv", lambda linear: linear(torch.zeros(1, 32)).shape[1] in [widths[x] for x in gemvs]
+        MklLinear,
+        "has_gemv",
+        property(lambda linear: linear(torch.zeros(1, 32)).shape[1] in [widths[x] for x in gemvs]),
     )
     decoder = make_decoder(config, random_weights(config))
     assert [layer.attention.options.has_gemvs for layer in decoder.layers] == [len(gemvs) == 2] * 2

@@ -16,10 +16,10 @@ from octavo.forms.base import join_rows
 from octavo.forms.stored_blocks import StoredBlocks
 from octavo.gemm.cpu.block_linear import TiledBlocks
 from octavo.gemm.cpu.library import compile_failure
-from octavo.models.formats.gguf.blocks import blocks_of, read_as_stored, storage_of
 from octavo.models.formats.gguf.file import GGUFFile
-from octavo.models.formats.gguf.types import GGML_TYPES
-from octavo.models.formats.gguf.weights import GGUFWeights
+from octavo.models.formats.gguf.gguf_blocks import blocks_of, read_as_stored, storage_of
+from octavo.models.formats.gguf.gguf_weights import GGUFWeights
+from octavo.models.formats.gguf.header import GGML_TYPES
 from octavo.models.weights import QuantisedSource
 
 NAMES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")

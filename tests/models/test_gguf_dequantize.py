@@ -11,8 +11,8 @@ from gguf_builder import Tensor
 from octavo.errors import UnsupportedModelError
 from octavo.models.formats.gguf.dequantize import decode_blocks
 from octavo.models.formats.gguf.file import GGUFFile
-from octavo.models.formats.gguf.types import GGML_TYPES
-from octavo.models.formats.gguf.weights import GGUFWeights
+from octavo.models.formats.gguf.gguf_weights import GGUFWeights
+from octavo.models.formats.gguf.header import GGML_TYPES
 
 OWN = ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4")
 IDS = {kind.name: type_id for type_id, kind in GGML_TYPES.items()}
@@ -104,7 +104,7 @@ def test_other_types_are_refused_by_name_when_the_file_is_opened(name, tmp_path)
 @pytest.mark.parametrize("name", ["Q4_1", "Q6_K", "Q8_0"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_any_part_equals_that_part_of_the_whole(name, dtype, tmp_path, monkeypatch):
-    monkeypatch.setattr("octavo.models.formats.gguf.weights._CHUNK_ELEMENTS", 2048)
+    monkeypatch.setattr("octavo.models.formats.gguf.gguf_weights._CHUNK_ELEMENTS", 2048)
     kind = GGML_TYPES[IDS[name]]
     blocks = random_blocks(name, count=10 * 768 // kind.block_size)
     tensor = Tensor("token_embd.weight", (768, 10), blocks.tobytes(), IDS[name])

@@ -26,9 +26,9 @@ from octavo.gemm.cpu.block_linear import BlockLinear
 from octavo.gemm.expert_choice import Choice
 from octavo.layers.experts import ListedExperts
 from octavo.models import ModelConfig, parameter_shapes
-from octavo.models.formats.gguf.config import gguf_to_hf_config
 from octavo.models.formats.gguf.file import GGUFFile
-from octavo.models.formats.gguf.weights import GGUFWeights
+from octavo.models.formats.gguf.gguf_weights import GGUFWeights
+from octavo.models.formats.gguf.hf_config import gguf_to_hf_config
 from octavo.parallel import TensorParallel
 
 transformers = pytest.importorskip("transformers")

@@ -21,11 +21,11 @@ from octavo.gemm.cpu import block_linear as blocks
 from octavo.gemm.cpu.block_linear import BlockLinear, TiledBlocks
 from octavo.layers.experts import ListedExperts
 from octavo.models import ModelConfig, parameter_shapes
-from octavo.models.formats.gguf.blocks import quantised_of, read_as_stored
-from octavo.models.formats.gguf.config import gguf_to_hf_config
 from octavo.models.formats.gguf.dequantize import decode_blocks
 from octavo.models.formats.gguf.file import GGUFFile
-from octavo.models.formats.gguf.weights import GGUFWeights
+from octavo.models.formats.gguf.gguf_blocks import quantised_of, read_as_stored
+from octavo.models.formats.gguf.gguf_weights import GGUFWeights
+from octavo.models.formats.gguf.hf_config import gguf_to_hf_config
 from octavo.models.source import open_weights, resolve_model
 
 TENSORS = make_tensors(TINY)

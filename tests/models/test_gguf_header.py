@@ -19,9 +19,9 @@ from octavo.errors import (
     UnsupportedModelError,
     WeightsError,
 )
-from octavo.models.formats.gguf.config import gguf_to_hf_config
 from octavo.models.formats.gguf.file import GGUFFile
-from octavo.models.formats.gguf.weights import GGUFWeights
+from octavo.models.formats.gguf.gguf_weights import GGUFWeights
+from octavo.models.formats.gguf.hf_config import gguf_to_hf_config
 
 ROW = bytes(16)  # four float32
 PLAIN = Tensor("a", (4,), ROW)

@@ -17,7 +17,7 @@ from octavo import LLM, SamplingParams
 from octavo.errors import FileFormatError, ModelNotFoundError, OctavoError
 from octavo.models import resolve_model
 from octavo.models.formats.gguf.file import GGUFFile
-from octavo.models.formats.gguf.weights import GGUFWeights
+from octavo.models.formats.gguf.gguf_weights import GGUFWeights
 
 COUNT = 3
 

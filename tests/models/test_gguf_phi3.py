@@ -20,10 +20,10 @@ from octavo.gemm.cpu.block_linear import BlockLinear
 from octavo.layers.rope_scaling import inverse_frequencies
 from octavo.layers.rotary import interleave_halves
 from octavo.models import ModelConfig
-from octavo.models.formats.gguf.config import gguf_to_hf_config
 from octavo.models.formats.gguf.file import GGUFFile
-from octavo.models.formats.gguf.weights import GGUFWeights
-from octavo.models.fused_names import with_own_projections
+from octavo.models.formats.gguf.gguf_weights import GGUFWeights
+from octavo.models.formats.gguf.hf_config import gguf_to_hf_config
+from octavo.models.parameters import with_own_projections
 from octavo.models.weights import QuantisedSource, WeightSource
 from octavo.parallel import TensorParallel
 

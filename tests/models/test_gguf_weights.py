@@ -9,8 +9,8 @@ from gguf_cases import ARCHITECTURES, INTERLEAVED, converted, values
 from octavo.errors import FileFormatError, UnsupportedModelError, WeightsError
 from octavo.models import ModelConfig, parameter_shapes
 from octavo.models.checkpoint import check_tensors
-from octavo.models.formats.gguf.config import gguf_to_hf_config
-from octavo.models.formats.gguf.weights import GGUFWeights
+from octavo.models.formats.gguf.gguf_weights import GGUFWeights
+from octavo.models.formats.gguf.hf_config import gguf_to_hf_config
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -13,7 +13,7 @@ from tiny_model import TINY_LLAMA
 from octavo import LLM, SamplingParams
 from octavo.errors import WeightsError
 from octavo.models import ModelConfig
-from octavo.models.kv_scales import kv_scale_names, read_kv_scales
+from octavo.models.loader import kv_scale_names, read_kv_scales
 
 CONFIG = ModelConfig.from_hf(TINY_LLAMA)
 NUM_LAYERS, NUM_KV_HEADS = 2, 2

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from octavo.errors import ConfigError, FileFormatError, ModelNotFoundError, OctavoError
 from octavo.models import load_tokenizer, open_weights, read_config, resolve_model
 from octavo.models.formats.dummy import DummyWeights
-from octavo.models.formats.gguf.weights import GGUFWeights
+from octavo.models.formats.gguf.gguf_weights import GGUFWeights
 from octavo.models.formats.safetensors import SafetensorsWeights
 
 

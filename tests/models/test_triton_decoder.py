@@ -15,9 +15,10 @@ from gpt_oss_checkpoints import TINY as GPT_OSS
 from gpt_oss_checkpoints import make_tensors, write_folder
 
 from octavo.gemm.cpu import mkl as packed
+from octavo.gemm.gpu_linear import GpuLinear
+from octavo.gemm.linear import UnfusedLinear
 from octavo.gemm.portable import invariant_tiling, skinny_tiling
 from octavo.gemm.stacked_experts import StackedExperts
-from octavo.layers.block import FusedInput, FusedOutput, PlainInput
 from octavo.models import Decoder, ModelConfig, builder
 from octavo.models.source import open_weights, resolve_model
 
@@ -72,9 +73,9 @@ def test_same_logits_as_without(case: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(packed, "unsupported_reason", lambda weight: "not here")
     monkeypatch.setattr(skinny_tiling, "has_triton", lambda tensor: True)
     fused = make_decoder(config, random_weights(config), attention_impl="torch")
-    assert isinstance(plain.layers[0].attention.qkv_proj, PlainInput)
-    assert isinstance(fused.layers[0].attention.qkv_proj, FusedInput)
-    assert isinstance(fused.layers[1].feed_forward.down_proj, FusedOutput)
+    assert isinstance(plain.layers[0].attention.qkv_proj.projection, UnfusedLinear)
+    assert isinstance(fused.layers[0].attention.qkv_proj.projection, GpuLinear)
+    assert isinstance(fused.layers[1].feed_forward.down_proj.projection, GpuLinear)
     expected, got = logits_of(plain), logits_of(fused)
     for name in PROMPTS:
         torch.testing.assert_close(got[name], expected[name], rtol=1e-4, atol=1e-4)
@@ -105,19 +106,19 @@ def test_same_logits_by_row_invariant_products(case: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("case", CASES)
 def test_same_logits_of_a_token_alone_in_its_step(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rotation, store and attention in one kernel, between projections that pass for GEMVs."""
-    from octavo.attention.step import alone
+    from octavo.attention.step import fused_decode
 
     calls: list[Any] = []
 
-    def attend_alone(*given: Any, **options: Any) -> torch.Tensor:
+    def attend_fused(*given: Any, **options: Any) -> torch.Tensor:
         calls.append(given)
-        return alone.attend_alone(*given, **options)
+        return fused_decode.attend_fused(*given, **options)
 
     config = ModelConfig.from_hf(TINY | CASES[case])
     plain = make_decoder(config, random_weights(config), attention_impl="torch")
-    monkeypatch.setattr(builder, "is_gemv", lambda linear: True)
+    monkeypatch.setattr(UnfusedLinear, "has_gemv", True)
     made = make_decoder(config, random_weights(config), attention_impl="triton")
-    monkeypatch.setattr("octavo.layers.steps.triton.attend_alone", attend_alone)
+    monkeypatch.setattr("octavo.layers.steps.gpu_step.attend_fused", attend_fused)
     expected, got = (PagedSequences(decoder, block_size=4) for decoder in (plain, made))
     for tokens in ([3, 1, 4, 1, 5], *([token] for token in range(9))):
         rows = [sequences.step({"a": tokens})["a"] for sequences in (got, expected)]

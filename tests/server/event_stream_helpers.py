@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from octavo import SamplingParams
-from octavo.engine.prompts import TokenIds
+from octavo.engine.prompt_reader import TokenIds
 from octavo.outputs import CompletionDelta, CompletionOutput, RequestOutput
 from octavo.server.api.sse import EventStream, EventWriter
 from octavo.server.generation import Generation

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from octavo.engine.prompts import TokenIds
+from octavo.engine.prompt_reader import TokenIds
 from octavo.outputs import CompletionDelta, Logprob, RequestMetrics, RequestOutput
 from octavo.server.api import chat, completions
 from octavo.server.api.logprobs import LogprobWriter

@@ -1,17 +1,106 @@
-"""CUDA graphs of a step's parts: how they are captured and replayed."""
+"""CUDA graphs of a step's parts: their sizes, the buffers they share, how they are captured and replayed.
+
+A step takes the next larger size, and the rest of it is padding. Every size costs some 20 ms before the
+engine is ready, and every token of padding is computed for nothing. So sizes lie close together where
+computing costs, and apart where a step mostly reads the weights.
+"""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, DeviceForest, KVCache
-from octavo.engine.gpu.buffers import StepBuffers
-from octavo.engine.gpu.rows import DeviceRows
+from octavo.engine.gpu.device_rows import DeviceRows
+from octavo.engine.memory import ExecutionPlan
+from octavo.kernels.copies import copy_to, to_device
 from octavo.models import Decoder
+
+
+def sequence_sizes(max_num_seqs: int) -> list[int]:
+    """Return rising numbers of sequences, at most a quarter apart from 16 on; the last is max_num_seqs."""
+    sizes = [1, 2, 4, 8, *range(16, 128, 16), *range(128, 256, 32), *range(256, max_num_seqs, 64)]
+    return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
+
+
+def token_sizes(max_num_tokens: int) -> list[int]:
+    """Return rising numbers of tokens; from 1,024 to 4,096, where most prompts end, a GEMM's tile apart."""
+    steps = [(64, 16), (128, 32), (256, 64), (512, 64), (1024, 128), (4096, 128), (max_num_tokens, 512)]
+    sizes = [16]
+    for limit, step in steps:
+        sizes += range(sizes[-1] + step, limit + 1, step)
+    return [*(size for size in sizes if size < max_num_tokens), max_num_tokens]
+
+
+def next_size(sizes: Sequence[int], number: int) -> int:
+    """Return the smallest of rising sizes that is at least `number`."""
+    return sizes[bisect_left(sizes, number)]
+
+
+class StepBuffers:
+    """Inputs and results that graphs share.
+
+        decode graph    tokens ----> last [S, width]
+        mixed graph     tokens ----> hidden [T, width], of which `select` takes last
+        sampling graph  last, rows, positions ----> outcome [S]
+
+    Attributes:
+        rows: [S] int32, device row of each sequence that samples; -1: padding.
+        positions: [S] int32, position of the token that its row of `last` was computed from.
+        decode_inputs: [4, S] int32: positions, the same tensor, then input ids, slots and sequence lengths
+            of a decode step.
+        hidden: [T, width] hidden states of a mixed step.
+        last: [S, width] hidden states that tokens are sampled from.
+        outcome: [S] int32 sampled token ids, -1 where logits were not finite.
+    """
+
+    def __init__(self, decoder: Decoder, plan: ExecutionPlan) -> None:
+        """Allocate all of them.
+
+        Args:
+            decoder: makes the hidden states.
+            plan: S, most sequences of a step, T, most tokens of a step, and a CUDA device.
+        """
+        max_num_seqs, device = plan.max_num_seqs, plan.device
+        self._data = torch.zeros((6, max_num_seqs), dtype=torch.int32, device=device)
+        self._data[0] = -1
+        self.rows, self._places, self.positions = self._data[:3]
+        self.decode_inputs = self._data[2:]
+        shape = (plan.max_num_tokens, decoder.config.hidden_size)
+        self.hidden = torch.zeros(shape, dtype=decoder.dtype, device=device)
+        self.last = torch.zeros((max_num_seqs, shape[1]), dtype=decoder.dtype, device=device)
+        self.outcome = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
+
+    def set_decoding(self, rows: Sequence[int], size: int) -> None:
+        """Set the rows of decode steps, padded to `size`."""
+        host = np.full(size, -1, dtype=np.int32)
+        host[: len(rows)] = rows
+        self.rows[:size].copy_(to_device(host, self._data.device))
+
+    def set_sampling(self, rows: Sequence[int], places: np.ndarray, ends: Sequence[int]) -> None:
+        """Set the rows that sample in a mixed step.
+
+        Args:
+            rows: S device rows.
+            places: [S] rows of `hidden`.
+            ends: positions of the tokens to be sampled.
+        """
+        host = np.zeros((3, self._data.shape[1]), dtype=np.int32)
+        host[0] = -1
+        host[0, : len(rows)] = rows
+        host[1, : len(rows)] = places
+        host[2, : len(rows)] = np.array(ends) - 1
+        copy_to(self._data[:3], host)
+
+    def select(self, num_seqs: int) -> None:
+        """Take the hidden states of S sequences, as set_sampling placed them, from those of a mixed step."""
+        torch.index_select(self.hidden, 0, self._places[:num_seqs], out=self.last[:num_seqs])
+
 
 Variant = TypeVar("Variant", bound=Hashable)
 
@@ -59,6 +148,11 @@ class StepGraphs(ABC, Generic[Variant]):
         self.num_captured = 0
         self._pool = pool
         self._captured: dict[Variant, torch.cuda.CUDAGraph] = {}
+        self.allocate()
+
+    @abstractmethod
+    def allocate(self) -> None:
+        """Allocate what the graphs read beside the buffers, and choose their sizes."""
 
     @abstractmethod
     def variants(self) -> Iterable[Variant]:

@@ -1,16 +1,23 @@
-"""The folder of compiled GPU kernels, checked before it is used, because whatever lies there will run."""
+"""The folder of compiled GPU kernels, checked before it is used, because whatever lies there will run.
+
+Imported only where Triton runs.
+"""
 
 import hashlib
+import json
 import os
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
+from triton import knobs
+from triton.runtime.cache import FileCacheManager
 
 from octavo.errors import ConfigError
 from octavo.kernels.c.compile import cache_folder
-from octavo.own_files import make_own_folder
+from octavo.own_files import make_own_folder, opened_own
 
 _PACKAGE = Path(__file__).parents[2]
 
@@ -29,15 +36,11 @@ class KernelCache:
 
         Args:
             folder: None: what TRITON_CACHE_DIR says, else a folder beside those of a CPU. Triton's default,
-                ~/.triton/cache, may be open to the user's group, as the umask has it.
+                ~/.triton/cache, may be open to the user's group, depending on the umask.
 
         Raises:
             ConfigError: it cannot be made, or others could write kernels to it.
         """
-        from triton import knobs
-
-        from octavo.engine.gpu.own_kernels import OwnKernels
-
         path = Path(_default_folder() if folder is None else folder).expanduser().absolute()
         try:
             make_own_folder(path)
@@ -89,11 +92,9 @@ class KernelCache:
 
 
 def _default_folder() -> str:
-    from triton import knobs
-
     if knobs.cache.dir != knobs.cache.get_triton_dir("cache"):
         return knobs.cache.dir
-    # With the rights that the CPU's kernels need, too.
+    # The folder above it gets the rights that the CPU's kernels need.
     with suppress(OSError):
         make_own_folder(cache_folder())
     return str(cache_folder() / "triton")
@@ -107,3 +108,50 @@ def sources_digest() -> str:
         digest.update(str(path.relative_to(_PACKAGE)).encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+class OwnKernels(FileCacheManager):
+    """The files of one kernel.
+
+    Triton makes its files with the rights that the umask leaves, so the group's is taken away here.
+    """
+
+    def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
+        """Open the folder of a kernel; see FileCacheManager.
+
+        Raises:
+            ConfigError: others could have put files into it.
+        """
+        # A developer's dumps and overrides of kernels lie in other folders.
+        self._is_cache = not override and not dump
+        if self._is_cache:
+            make_own_folder(Path(knobs.cache.dir) / key)
+        super().__init__(key, override, dump)
+
+    def has_file(self, filename: str) -> bool:
+        """Say whether a file is there that nobody else could have written."""
+        if not self._is_cache:
+            return super().has_file(filename)
+        try:
+            with opened_own(Path(self._make_path(filename))):
+                return True
+        except (OSError, ConfigError):
+            return False
+
+    def get_group(self, filename: str) -> dict[str, str] | None:
+        """Return the paths of the files that belong together, None if one is not to be used."""
+        group = super().get_group(filename)
+        if group is None or not self._is_cache:
+            return group
+        with open(self._make_path(f"__grp__{filename}")) as file:
+            expected = json.load(file)["child_paths"]
+        own = {name: self.get_file(name) for name in expected}
+        return group if own == group == expected else None
+
+    def put(self, data: Any, filename: str, binary: bool = True) -> str:
+        """Store a file; see FileCacheManager."""
+        path = super().put(data, filename, binary)
+        if self._is_cache:
+            # Nobody else could see it before, because only the user can open the folder.
+            os.chmod(path, os.lstat(path).st_mode & 0o755)
+        return path

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from octavo.engine.request import Request
-from octavo.engine.sampling.prompt_logprobs import PendingLogprobs
 from octavo.engine.sampling.sampler import SampledToken
 from octavo.engine.sampling.tops import Tops
-from octavo.engine.step.result import StepResult
+from octavo.engine.step.result import PromptLogprobs, StepResult
 from octavo.kernels.copies import to_host
 
 
@@ -22,7 +21,7 @@ class Outcome:
         token_ids: Tensor,
         tops: Tops | None,
         places: Sequence[int],
-        prompt_logprobs: Sequence[PendingLogprobs],
+        prompt_logprobs: Sequence[PromptLogprobs],
         stream: torch.cuda.Stream,
     ) -> None:
         """Start the copy behind what the current stream has to do.
@@ -65,4 +64,4 @@ class Outcome:
                 zip(self._requests, self._token_ids.tolist(), strict=True)
             )
         }
-        return StepResult(sampled, [chunk.read() for chunk in self._prompt_logprobs])
+        return StepResult(sampled, self._prompt_logprobs)

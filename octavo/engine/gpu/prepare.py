@@ -38,11 +38,11 @@ class Preparation:
         self._reserved_bytes = rare_bytes(plan.model.vocab_size, plan.max_num_seqs)
         self._at_ready = LateWork()
 
-    def compile(self, launch_rarities: Callable[[], None], progress: PrepareProgress) -> None:
+    def compile(self, launch_others: Callable[[], None], progress: PrepareProgress) -> None:
         """Compile the kernels that are missing.
 
         Args:
-            launch_rarities: launches the kernels that no graph holds; called after the graphs' kernels.
+            launch_others: launches the kernels that no graph holds; called after the graphs' kernels.
             progress: see StepRunner.prepare.
 
         Raises:
@@ -51,7 +51,7 @@ class Preparation:
 
         def launch_all() -> None:
             self._launch_graphs()
-            launch_rarities()
+            launch_others()
 
         try:
             with no_full_collections():
@@ -64,7 +64,7 @@ class Preparation:
     def capture(self, progress: PrepareProgress) -> None:
         """Capture all graphs, and reserve memory for what is launched beside them.
 
-        Launches make millions of objects. To look through them takes as long as all captures.
+        Launches make millions of objects: garbage collections would take as long as all captures.
         """
         variants = [(graphs, variant) for graphs in self._kinds for variant in graphs.variants()]
         with paused():

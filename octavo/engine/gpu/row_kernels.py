@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.engine.sampling.options import FILTERS
+from octavo.engine.sampling.option_table import FILTERS
 from octavo.kernels.launch import launch
 
 _COLUMNS = 128

@@ -16,24 +16,21 @@ from torch import Tensor
 
 from octavo.attention import DeviceForest, KVCache
 from octavo.attention.plan.prefix_forest import Sharing
-from octavo.engine.gpu.buffers import StepBuffers
-from octavo.engine.gpu.decode_graphs import DecodeGraphs
-from octavo.engine.gpu.graphs import CapturedNetwork, GraphPool
+from octavo.engine.gpu.device_rows import DeviceRows
+from octavo.engine.gpu.graphs import CapturedNetwork, GraphPool, StepBuffers
 from octavo.engine.gpu.kernel_cache import KernelCache
-from octavo.engine.gpu.mixed_graphs import MixedGraphs
 from octavo.engine.gpu.outcome import Outcome
 from octavo.engine.gpu.prepare import Preparation
-from octavo.engine.gpu.rows import DeviceRows
-from octavo.engine.gpu.sampling_graphs import SamplingGraphs
+from octavo.engine.gpu.step_graphs import DecodeGraphs, MixedGraphs, SamplingGraphs
 from octavo.engine.memory import ExecutionPlan
 from octavo.engine.request import Request
-from octavo.engine.sampling.prompt_logprobs import PendingLogprobs, prompt_logprobs
+from octavo.engine.sampling.prompt_logprobs import prompt_logprobs
 from octavo.engine.sampling.sampler import Sampler
 from octavo.engine.sampling.tops import ROWS_AT_ONCE, Tops, log_softmax, pack_tops
-from octavo.engine.step.input import StepInput, StepInputBuilder
-from octavo.engine.step.result import LateWork, PrepareProgress, StepResult
+from octavo.engine.step.result import LateWork, PrepareProgress, PromptLogprobs, StepResult
 from octavo.engine.step.scheduled import ScheduledRequest, SchedulerOutput
-from octavo.engine.structured.masks import TokenMasks
+from octavo.engine.step.step_input import StepInput, StepInputBuilder
+from octavo.engine.structured.token_masks import TokenMasks
 from octavo.kernels.copies import to_device, to_host
 from octavo.models import Decoder
 
@@ -94,7 +91,7 @@ class GpuRunner:
         """See StepRunner."""
         with torch.cuda.device(self._device):
             if not self._kernels.is_complete(self._kernels_job):
-                self._preparation.compile(self._launch_rarities, progress)
+                self._preparation.compile(self._launch_others, progress)
                 self._kernels.note_complete(self._kernels_job)
             self._preparation.capture(progress)
             self._share_once()
@@ -139,7 +136,7 @@ class GpuRunner:
         self._sampler.release(request)
 
     def reset(self) -> None:
-        """See StepRunner. Steps under way do no harm: the stream runs them before any that follow."""
+        """See StepRunner. Steps in flight do no harm: the stream runs them before any that follow."""
         self._batch = []
         self._rows.reset()
         self._sampler.reset()
@@ -202,7 +199,7 @@ class GpuRunner:
         sampling = [item for item in scheduled if item.samples]
         requests, ends = [item.request for item in sampling], [item.end for item in sampling]
         if not requests:
-            # Waited for as any other: who plans steps counts on it, and learns how long they take.
+            # It is waited for like any other step, because plans of steps rely on when it ends.
             self._newest = Outcome([], self._buffers.outcome[:0], None, [], chunks, self._copies)
             return self._newest.wait
         rows = [request.row for request in requests]
@@ -233,7 +230,7 @@ class GpuRunner:
             input_ids.index_copy_(0, places, self._rows.tokens[rows])
 
     def _sample(
-        self, requests: list[Request], ends: list[int], chunks: Sequence[PendingLogprobs] = ()
+        self, requests: list[Request], ends: list[int], chunks: Sequence[PromptLogprobs] = ()
     ) -> Callable[[], StepResult]:
         """Sample a token for each request whose row the buffers name; the device's rows get them.
 
@@ -270,7 +267,7 @@ class GpuRunner:
         buffers.outcome.index_copy_(0, at, outcome)
         self._sampler.count(asking, sampled)
 
-    def _launch_rarities(self) -> None:
+    def _launch_others(self) -> None:
         """Launch, for a row of padding, the kernels that steps launch behind their graphs."""
         logits, positions = self._sampling_graphs.logits[:1], self._buffers.positions[:1]
         log_softmax(logits)

@@ -6,17 +6,16 @@ from types import MappingProxyType
 
 import torch
 
-from octavo.attention.choice import choose_impl
-from octavo.attention.float8 import FLOAT8
+from octavo.attention.cache import FLOAT8
+from octavo.attention.implementations import choose_impl
 from octavo.config import EngineConfig
-from octavo.engine.memory.devices import device_of, free_bytes_of, free_memory_bytes
-from octavo.engine.memory.execution_plan import ExecutionPlan, gib
-from octavo.engine.memory.weights import dequantised_forms, weight_groups
+from octavo.engine.memory.execution_plan import ExecutionPlan, dequantised_forms, gib, weight_groups
+from octavo.engine.memory.rank_device import device_of, free_bytes_of, free_memory_bytes
 from octavo.engine.memory.working import cpu_working_bytes, gpu_working_bytes, rank_share
 from octavo.errors import ConfigError, OutOfMemoryError
 from octavo.forms.base import Storage
-from octavo.gemm.cpu.bfloat16 import outruns_float32
-from octavo.gemm.table import multiplies
+from octavo.gemm.cpu.matrix_units import outruns_float32
+from octavo.gemm.make_linear import multiplies
 from octavo.models import ModelConfig, kv_bytes_per_token, parameter_shapes
 from octavo.models.storage import kept_storage
 from octavo.parallel import TensorParallel
@@ -74,11 +73,11 @@ def plan_weights(
     """
     share = rank_share(model, parallel, expert_parallel=config.expert_parallel)
     device = device_of(config.device, parallel)
-    dtype = _dtype(config, model, device)
+    dtype = dtype_for(config, model, device)
     kv_dtype = _kv_dtype(config, device, dtype)
     if config.deterministic:
         _check_deterministic(config, device, dtype)
-    quantization = _quantization(config, model, device, stored)
+    quantization = quantization_for(config, model, device, stored)
     kept = kept_storage(
         parameter_shapes(share),
         stored,
@@ -108,11 +107,12 @@ def plan_weights(
     )
 
 
-def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> torch.dtype:
+def dtype_for(config: EngineConfig, model: ModelConfig, device: torch.device) -> torch.dtype:
+    """Return the dtype of activations; see plan_execution."""
     if config.dtype != "auto":
         dtype = getattr(torch, config.dtype)
     elif device.type == "cpu":
-        # Matrices that _quantization chooses to keep in bfloat16 are the exception.
+        # Matrices that quantization_for chooses to keep in bfloat16 are the exception.
         dtype = torch.float32
     else:
         dtype = torch.float16 if model.dtype == "float16" else torch.bfloat16
@@ -123,7 +123,7 @@ def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> to
     return dtype
 
 
-def _quantization(
+def quantization_for(
     config: EngineConfig, model: ModelConfig, device: torch.device, stored: Mapping[str, Storage]
 ) -> str:
     """Make floats bfloat16 where it was measured to be faster and the checkpoint has no more digits."""
@@ -165,7 +165,7 @@ def _kv_dtype(config: EngineConfig, device: torch.device, dtype: torch.dtype) ->
             f"{device}; use kv_cache_dtype='auto'"
         )
     if config.attention_impl != "auto":
-        # Raises if the implementation cannot run here, or not over such a cache.
+        # This raises if the implementation cannot run here, or not over such a cache.
         choose_impl(config.attention_impl, device.type, kv_dtype, dtype)
     return kv_dtype
 

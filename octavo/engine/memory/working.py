@@ -6,7 +6,7 @@ from octavo.attention import DeviceForest
 from octavo.attention.cache import COPIED_BYTES
 from octavo.engine.memory.execution_plan import ExecutionPlan
 from octavo.models import ModelConfig
-from octavo.models.experts.config import ExpertsConfig, expert_part, names_expert_parallel
+from octavo.models.experts.experts_config import ExpertsConfig, expert_part, names_expert_parallel
 from octavo.parallel import TensorParallel, shard_heads, shard_range
 from octavo.parallel.shared_memory import SHARED_BYTES
 
@@ -126,7 +126,7 @@ def _bytes_per_token(share: ModelConfig, itemsize: int) -> int:
     # Queries, keys and values; the attention's result, its logsumexp; its projection back.
     attention = itemsize * (_qkv_size(share) + share.num_heads * share.head_dim) + _FLOAT32 * share.num_heads
     if share.has_sinks:
-        # The float32 result that they join.
+        # Sinks are added to a float32 result.
         attention += _FLOAT32 * share.num_heads * share.head_dim
     # [gate | up], and the activation of it.
     feed_forward = itemsize * 3 * share.intermediate_size
@@ -143,6 +143,6 @@ def _qkv_size(share: ModelConfig) -> int:
 
 
 def _expert_bytes_per_token(model: ModelConfig, experts: ExpertsConfig, itemsize: int) -> int:
-    """Logits of the router; the rows of a token's experts, their [gate | up] and the results; the sum."""
+    """Return a token's bytes of router logits, rows for its experts, [gate | up], results and their sum."""
     row_bytes = itemsize * (2 * experts.size + experts.size + model.hidden_size)
     return _FLOAT32 * (experts.number + model.hidden_size) + experts.num_chosen * (row_bytes + 4 * _INT32)

@@ -1,4 +1,4 @@
-"""A process of rank 1, 2, ...: it does what rank 0 tells it.
+"""A process of rank 1, 2, ...: it runs its share of what rank 0 runs.
 
 Run as `python -m octavo.engine.ranks.follower`; see Followers.
 """
@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from octavo.config import EngineConfig
-from octavo.engine.loading import make_runner, plan_model, read_decoder
 from octavo.engine.memory import ExecutionPlan
-from octavo.engine.ranks.mirror import Checksum, StepReader, require_equal
+from octavo.engine.ranks.mirror import Checksum, ReceivedMasks, StepReader, require_equal
 from octavo.engine.ranks.records import (
     Begin,
     Failed,
@@ -28,12 +27,13 @@ from octavo.engine.ranks.records import (
     Prepared,
     Ready,
     Record,
+    RecordWire,
+    ReportWire,
     Reset,
     Setup,
     Step,
 )
-from octavo.engine.ranks.shared_masks import ReceivedMasks
-from octavo.engine.ranks.wires import RecordWire, ReportWire
+from octavo.engine.runner_setup import make_runner, plan_model, read_decoder
 from octavo.engine.step.result import StepResult, StepRunner
 from octavo.errors import EngineError, OctavoError
 from octavo.parallel import PeerLostError, TensorParallel, connect

@@ -2,7 +2,7 @@
 
 If a rank has ended, has failed or does not answer, all must end: the others may wait for it in a collective,
 which has no timeout. So a thread kills them within a second, and a caller that waits for the engine gets one
-error, in the words of the first rank that failed. A rank ends by itself when rank 0 does.
+error, that of the first rank that failed. A rank ends by itself when rank 0 does.
 """
 
 import os
@@ -21,8 +21,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import octavo.errors as errors
-from octavo.engine.ranks.records import Failed, Record, Report, Setup
-from octavo.engine.ranks.wires import RecordWire, ReportWire, encode_record
+from octavo.engine.ranks.records import Failed, Record, RecordWire, Report, ReportWire, Setup, encode_record
 from octavo.errors import EngineDeadError, OctavoError
 
 Wanted = TypeVar("Wanted", bound=Report)
@@ -31,11 +30,11 @@ _PING_S = 0.2
 # Pings without an answer before a rank counts as late. Pings are counted, not seconds: while this process
 # does not run, it sends none. A thread of the rank answers, even during a long kernel.
 _MAX_LATE = 3
-# The same before a rank is given up: while it imports and loads, and afterwards.
+# Pings without an answer before a rank counts as dead: while it imports and loads, and afterwards.
 _MAX_SILENT_LOADING, _MAX_SILENT = 300, 30
 # When one rank ends, others fail because of it, and their reports may arrive first. So reports are
 # read for this long before one rank is blamed.
-_HEAR_S = 0.2
+_LAST_REPORTS_S = 0.2
 # A killed process closes its wires at once, but ends only when its GPU has let go of it.
 _KILL_S = 5.0
 
@@ -49,17 +48,17 @@ class _Follower:
         process: its process.
         records: where it reads what to do.
         reports: where it reports.
-        heard: its reports, oldest first; None: no more will come.
+        arrived: its reports, oldest first; None: no more will come.
         num_silent: pings since it last answered.
         has_ended: its end of the wires is closed.
-        failure: what it said at its end.
+        failure: its last report, if it failed.
     """
 
     rank: int
     process: "subprocess.Popen[bytes]"
     records: RecordWire
     reports: ReportWire
-    heard: "SimpleQueue[Report | None]" = field(default_factory=SimpleQueue)
+    arrived: "SimpleQueue[Report | None]" = field(default_factory=SimpleQueue)
     num_silent: int = 0
     has_ended: bool = False
     failure: Failed | None = None
@@ -91,7 +90,7 @@ class Followers:
         self._on_end = on_end
         self._ending = threading.Lock()
         self._has_ended = False
-        self._is_buried = threading.Event()
+        self._is_over = threading.Event()
         self._all: list[_Follower] = []
         try:
             for rank in range(1, size):
@@ -106,7 +105,7 @@ class Followers:
             raise
         threading.Thread(target=self._watch, name="octavo-ranks", daemon=True).start()
 
-    def tell(self, record: Record) -> None:
+    def send(self, record: Record) -> None:
         """Send a record to all."""
         encoded = encode_record(record)
         for follower in self._all:
@@ -120,7 +119,7 @@ class Followers:
         Raises:
             OctavoError: a rank has failed.
         """
-        reports = [follower.heard.get() for follower in self._all]
+        reports = [follower.arrived.get() for follower in self._all]
         wanted = [report for report in reports if isinstance(report, kind)]
         if len(wanted) < len(reports):
             raise self.error or EngineDeadError("the other ranks were ended")
@@ -128,13 +127,13 @@ class Followers:
 
     @property
     def late_rank(self) -> int | None:
-        """A rank that is ready and has not answered for 0.8 s: it was stopped, or is about to be given up."""
+        """A rank that is ready and has not answered for 0.8 s: it was stopped, or will soon count as dead."""
         late = (follower.rank for follower in self._all if follower.num_silent > _MAX_LATE)
         return None if self.is_loading else next(late, None)
 
     def wait_for_end(self) -> None:
         """Wait, at most a few seconds, until the watching thread has found that a rank is gone."""
-        self._is_buried.wait(_KILL_S)
+        self._is_over.wait(_KILL_S)
 
     def end(self, error: OctavoError | None = None) -> None:
         """Kill the processes that are left; only the first call does anything.
@@ -153,10 +152,10 @@ class Followers:
             with suppress(subprocess.TimeoutExpired):
                 follower.process.wait(_KILL_S)
             follower.records.close()
-            follower.heard.put(None)
+            follower.arrived.put(None)
         if error is not None:
             self._on_end(error)
-        self._is_buried.set()
+        self._is_over.set()
 
     def _watch(self) -> None:
         """Read the ranks' reports until the ranks are ended, by this thread or by another."""
@@ -166,17 +165,17 @@ class Followers:
             ping_at = time.monotonic()
             while not self._has_ended:
                 for key, _ in selector.select(max(0.0, ping_at - time.monotonic())):
-                    self._hear(key.data)
+                    self._read_report(key.data)
                 if time.monotonic() >= ping_at:
                     ping_at = time.monotonic() + _PING_S
                     self._ping()
                 if any(self._is_gone(follower) for follower in self._all):
-                    self._hear_last_words(selector)
+                    self._read_last_reports(selector)
                     self.end(self._reason())
             for follower in self._all:
                 follower.reports.close()
 
-    def _hear(self, follower: _Follower) -> None:
+    def _read_report(self, follower: _Follower) -> None:
         report = follower.reports.receive()
         if report is True:
             follower.num_silent = 0
@@ -185,13 +184,13 @@ class Followers:
         elif isinstance(report, Failed):
             follower.failure = report
         else:
-            follower.heard.put(report)
+            follower.arrived.put(report)
 
-    def _hear_last_words(self, selector: selectors.BaseSelector) -> None:
-        until = time.monotonic() + _HEAR_S
+    def _read_last_reports(self, selector: selectors.BaseSelector) -> None:
+        until = time.monotonic() + _LAST_REPORTS_S
         while (left_s := until - time.monotonic()) > 0:
             for key, _ in selector.select(left_s):
-                self._hear(key.data)
+                self._read_report(key.data)
                 if key.data.has_ended:
                     # Its closed end would be ready to read for ever.
                     selector.unregister(key.fileobj)
@@ -215,7 +214,7 @@ class Followers:
                 with suppress(subprocess.TimeoutExpired):
                     follower.process.wait(_KILL_S)
         # Blame killed ranks first, then ranks with an error of their own, last those that lost a peer.
-        return self._error_of(min(filter(self._is_gone, self._all), key=_blame))
+        return self._error_of(min(filter(self._is_gone, self._all), key=_blame_order))
 
     def _error_of(self, follower: _Follower) -> OctavoError:
         where, failure = f"rank {follower.rank} of {self.size}", follower.failure
@@ -237,7 +236,7 @@ def _signal_name(number: int) -> str:
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
-def _blame(follower: _Follower) -> tuple[bool, bool, int]:
+def _blame_order(follower: _Follower) -> tuple[bool, bool, int]:
     failure = follower.failure
     return failure is not None and failure.is_echo, failure is not None, follower.rank
 
@@ -254,7 +253,7 @@ def _start(rank: int, num_threads: int) -> _Follower:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             env=_environment(num_threads),
-            start_new_session=True,  # Ctrl-C is for rank 0 alone
+            start_new_session=True,  # Ctrl-C reaches only rank 0
         )
     return _Follower(rank, process, RecordWire(records), ReportWire(reports))
 

@@ -1,4 +1,4 @@
-"""The StepRunner of rank 0 where other ranks follow: it tells them each step, then runs its own share."""
+"""The StepRunner of rank 0 where other ranks follow: it sends them each step, then runs its own share."""
 
 import dataclasses
 import os
@@ -14,14 +14,13 @@ import torch
 
 from octavo.attention.plan.prefix_forest import Sharing
 from octavo.config import EngineConfig
-from octavo.engine.loading import make_runner, read_decoder
 from octavo.engine.memory import ExecutionPlan, require_devices
 from octavo.engine.ranks.followers import Followers
-from octavo.engine.ranks.mirror import Checksum, StepWriter
+from octavo.engine.ranks.mirror import Checksum, SentMasks, StepWriter
 from octavo.engine.ranks.rank_thread import RankThread
 from octavo.engine.ranks.records import Begin, Met, Planned, Prepare, Prepared, Ready, Reset
-from octavo.engine.ranks.shared_masks import SentMasks
 from octavo.engine.request import Request
+from octavo.engine.runner_setup import make_runner, read_decoder
 from octavo.engine.step.result import LateWork, PrepareProgress, StepResult, StepRunner
 from octavo.engine.step.scheduled import SchedulerOutput
 from octavo.errors import ConfigError, EngineDeadError, OctavoError
@@ -47,10 +46,10 @@ class Ranks:
         self.parallel = TensorParallel.not_met(0, self.size)
         self._pid = os.getpid()
         self.on_death: list[Callable[[OctavoError], None]] = []
-        # Gives back what keeps connections open, once there is something.
+        # Releases what keeps connections open, once there is something to release.
         self.release: Callable[[], None] | None = None
         self.thread = RankThread("octavo-rank-0")
-        # Ranks on GPUs need theirs to load weights, all at the same time.
+        # Ranks on GPUs need threads, too, to load weights, all at the same time.
         num_threads = max(1, torch.get_num_threads() // self.size)
         if "OMP_NUM_THREADS" not in os.environ:
             self.thread.call(partial(torch.set_num_threads, num_threads))
@@ -149,7 +148,7 @@ class LeaderRunner:
         """See StepRunner."""
         # Threads that compile leave others little time to answer.
         self._ranks.followers.is_loading = True
-        self._ranks.followers.tell(Prepare())
+        self._ranks.followers.send(Prepare())
         self._ranks.run(partial(self._local.prepare, progress))
         self._ranks.followers.gather(Prepared)
         self._ranks.followers.is_loading = False
@@ -163,7 +162,7 @@ class LeaderRunner:
         return self._local.late_work()
 
     def sharing(self) -> Sharing:
-        """See StepRunner: of this rank, as all share alike."""
+        """See StepRunner; all ranks share alike, so this one answers."""
         return self._local.sharing()
 
     def launch(self, step: SchedulerOutput) -> Callable[[], StepResult]:
@@ -172,7 +171,7 @@ class LeaderRunner:
         return partial(self._ranks.run, partial(self._wait, wait))
 
     def has_finished(self) -> bool:
-        """See StepRunner: of this rank."""
+        """See StepRunner; this rank answers."""
         return self._local.has_finished()
 
     def release(self, request: Request) -> None:
@@ -188,7 +187,7 @@ class LeaderRunner:
         self._end()
 
     def _launch(self, step: SchedulerOutput) -> Callable[[], StepResult]:
-        self._ranks.followers.tell(self._writer.write(step, self._checksum))
+        self._ranks.followers.send(self._writer.write(step, self._checksum))
         return self._local.launch(step)
 
     def _wait(self, wait: Callable[[], StepResult]) -> StepResult:
@@ -201,7 +200,7 @@ class LeaderRunner:
         self._local.release(request)
 
     def _reset(self) -> None:
-        self._ranks.followers.tell(Reset())
+        self._ranks.followers.send(Reset())
         self._writer.reset()
         self._checksum = Checksum()
         self._local.reset()
@@ -226,10 +225,10 @@ def start_ranks(
         raise ConfigError(f"tensor_parallel_size > 1 runs on Linux, this is {sys.platform}")
     ranks = Ranks(plan.config)
     try:
-        num_blocks = min(plan.num_blocks, *(said.num_blocks for said in ranks.followers.gather(Planned)))
+        num_blocks = min(plan.num_blocks, *(report.num_blocks for report in ranks.followers.gather(Planned)))
         ranks.parallel = _meet(ranks, plan, num_blocks)
         plan = dataclasses.replace(plan, parallel=ranks.parallel, num_blocks=num_blocks)
-        masks = SentMasks(plan.model.vocab_size, plan.device, ranks.followers.tell)
+        masks = SentMasks(plan.model.vocab_size, plan.device, ranks.followers.send)
         local = ranks.run(lambda: make_runner(read_decoder(source, plan, progress), plan, masks))
         ranks.followers.gather(Ready)
         ranks.followers.is_loading = False
@@ -243,7 +242,7 @@ def _meet(ranks: Ranks, plan: ExecutionPlan, num_blocks: int) -> TensorParallel:
     """Let all ranks meet through a file in a folder that only this user can open."""
     with tempfile.TemporaryDirectory(prefix="octavo-ranks-") as folder:
         rendezvous = Path(folder, "rendezvous")
-        ranks.followers.tell(Begin(num_blocks, str(rendezvous)))
+        ranks.followers.send(Begin(num_blocks, str(rendezvous)))
         meet = partial(
             connect,
             rank=0,

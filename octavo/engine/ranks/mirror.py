@@ -2,18 +2,23 @@
 
 Only what is new is sent: a request once, then the tokens and blocks that it got since its last step. Tokens
 come from rank 0, although every rank samples the same ones: so a follower's request is rank 0's, whatever was
-aborted, preempted or started over.
+aborted, preempted or started over. Rank 0 sends the masks of grammars, too: a grammar may be costly, and
+whether it can go on depends on limits that others share, so only one rank follows it.
 """
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from octavo.engine.ranks.records import Item, NewRequest, Step
+import numpy as np
+import torch
+
+from octavo.engine.ranks.records import Item, Masks, NewRequest, Step
 from octavo.engine.request import Request
 from octavo.engine.step.result import StepResult
 from octavo.engine.step.scheduled import ScheduledRequest, SchedulerOutput
+from octavo.engine.structured.token_masks import TokenMasks
 from octavo.errors import EngineError
 from octavo.kv import SequenceBlocks
 from octavo.outputs import RequestMetrics
@@ -39,8 +44,8 @@ class Checksum:
 
 
 @dataclass(slots=True)
-class _Told:
-    """What followers know of a request.
+class _Sent:
+    """What of a request was sent to followers.
 
     Attributes:
         number: its name in records.
@@ -59,7 +64,7 @@ class StepWriter:
     """Turns steps into records, on rank 0."""
 
     def __init__(self) -> None:
-        self._told: dict[Request, _Told] = {}
+        self._sent: dict[Request, _Sent] = {}
         self._released: list[int] = []
         self._next_number = 0
 
@@ -72,29 +77,29 @@ class StepWriter:
 
     def release(self, request: Request) -> None:
         """Forget a request; followers will with the next step."""
-        told = self._told.pop(request, None)
-        if told is not None:
-            self._released.append(told.number)
+        sent = self._sent.pop(request, None)
+        if sent is not None:
+            self._released.append(sent.number)
 
     def reset(self) -> None:
         """Forget every request; followers must, too."""
-        self._told.clear()
+        self._sent.clear()
         self._released.clear()
 
     def _item(self, item: ScheduledRequest, new: list[NewRequest]) -> Item:
         request = item.request
-        told = self._told.get(request)
-        if told is None:
-            told = self._told[request] = _Told(self._next_number, 0, [], 0)
+        sent = self._sent.get(request)
+        if sent is None:
+            sent = self._sent[request] = _Sent(self._next_number, 0, [], 0)
             self._next_number += 1
-            new.append(_describe(request, told.number))
-        token_ids, block_ids = request.token_ids[told.num_tokens :], request.blocks.block_ids
-        are_all = block_ids is not told.block_ids
-        first = 0 if are_all else told.num_blocks
-        told.num_tokens += len(token_ids)
-        told.block_ids, told.num_blocks = block_ids, len(block_ids)
+            new.append(_describe(request, sent.number))
+        token_ids, block_ids = request.token_ids[sent.num_tokens :], request.blocks.block_ids
+        are_all = block_ids is not sent.block_ids
+        first = 0 if are_all else sent.num_blocks
+        sent.num_tokens += len(token_ids)
+        sent.block_ids, sent.num_blocks = block_ids, len(block_ids)
         return Item(
-            number=told.number,
+            number=sent.number,
             start=item.start,
             num_new_tokens=item.num_new_tokens,
             samples=item.samples,
@@ -182,3 +187,44 @@ def require_equal(own: Checksum, record: Step) -> None:
             f"this rank sampled other tokens than rank 0 within {record.num_steps} steps: "
             f"checksum {own.value:016x} after {own.num_steps}, expected {record.checksum:016x}"
         )
+
+
+class SentMasks(TokenMasks):
+    """TokenMasks of rank 0, which sends them to the others."""
+
+    def __init__(self, vocab_size: int, device: torch.device, send: Callable[[Masks], None]) -> None:
+        """Keep shapes.
+
+        Args:
+            vocab_size: V, width of the logits.
+            device: where they are.
+            send: sends a record to the other ranks.
+        """
+        super().__init__(vocab_size, device)
+        self._send = send
+
+    def fill(self, requests: Sequence[Request], num_output_tokens: Sequence[int]) -> np.ndarray:
+        """See TokenMasks."""
+        masks = super().fill(requests, num_output_tokens)
+        self._send(Masks(len(masks), masks.tobytes()))
+        return masks
+
+
+class ReceivedMasks(TokenMasks):
+    """TokenMasks of another rank, whose requests have no matchers."""
+
+    def __init__(self, vocab_size: int, device: torch.device, receive: Callable[[], Masks]) -> None:
+        """Keep shapes.
+
+        Args:
+            vocab_size: V, width of the logits.
+            device: where they are.
+            receive: waits for the next record, which must be Masks.
+        """
+        super().__init__(vocab_size, device)
+        self._receive = receive
+
+    def fill(self, requests: Sequence[Request], num_output_tokens: Sequence[int]) -> np.ndarray:
+        """See TokenMasks."""
+        record = self._receive()
+        return np.frombuffer(record.words, dtype=np.int32).reshape(record.num_rows, -1).copy()

@@ -25,7 +25,7 @@ _Answer = SimpleQueue[tuple[Any, BaseException | None]]
 
 
 class RankThread:
-    """Runs the functions that it is given, one after the other.
+    """Runs functions one after the other.
 
     Attributes:
         error: why nothing runs any more, else None.
@@ -39,13 +39,13 @@ class RankThread:
         self._thread.start()
 
     def call(self, act: Callable[[], Found]) -> Found:
-        """Run a function after those given before, and return what it returns or raise what it raises.
+        """Run a function after all earlier ones, and return what it returns or raise what it raises.
 
         Raises:
             OctavoError: `error`, now or before.
         """
         answer: _Answer = SimpleQueue()
-        # Set before the check, because `fail` sets the error before it looks for a waiting caller.
+        # It is set before the check, because `fail` sets the error before it looks for a waiting caller.
         self._awaited = answer
         if self.error is not None:
             raise _again(self.error)
@@ -60,16 +60,16 @@ class RankThread:
             del error
 
     def post(self, act: Callable[[], object]) -> None:
-        """Run a function after those given before; nobody waits for it, and it must not raise."""
+        """Run a function after all earlier ones; nobody waits for it, and it must not raise."""
         self._jobs.put((act, SimpleQueue()))
 
     def fail(self, error: OctavoError) -> None:
-        """Make the call under way and all later ones raise. Any thread may call it."""
+        """Make the current call and all later ones raise. Any thread may call it."""
         self.error = error
         self._awaited.put((None, _again(error)))
 
     def stop(self) -> None:
-        """End the thread after what it was given."""
+        """End the thread once it has run all earlier functions."""
         self._jobs.put(None)
 
     def _run(self) -> None:

@@ -1,10 +1,32 @@
-"""Draws tokens from logits in PyTorch: temperature, filters, and one random number per row."""
+"""Draws tokens from logits in PyTorch: temperature, filters, and one random number per row.
+
+Random numbers are made by counter: each depends on a seed and a position, and on nothing else.
+"""
 
 import torch
 from torch import Tensor
 
 from octavo.engine.request import Request
-from octavo.engine.sampling.seeds import counter_uniform
+
+_MASK64 = 2**64 - 1
+
+
+def counter_uniform(seed: int, position: int) -> float:
+    """Return a uniform number in [0, 1) that depends on (seed, position) only.
+
+    Source: splitmix64 finaliser (Steele, Lea and Flood, 2014), applied to the mixed pair.
+    """
+    # 48 bits: a product with the total mass then stays below it in float64.
+    return (mix_seed(mix_seed(seed, 0), position) >> 16) / 2**48
+
+
+def mix_seed(seed: int, stream: int) -> int:
+    """Derive an independent 64-bit seed for a stream (a completion's index, a position)."""
+    z = (seed + (stream + 1) * 0x9E3779B97F4A7C15) & _MASK64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return z ^ (z >> 31)
+
 
 # Top-p looks at this many of the most likely tokens before it sorts all: its sets are nearly always smaller.
 _NUM_CANDIDATES = 1024
@@ -20,7 +42,7 @@ def draw(logits: Tensor, largest: Tensor, requests: list[Request]) -> list[int]:
     """
     device = logits.device
     temperatures = torch.tensor([r.params.temperature for r in requests], dtype=torch.float32, device=device)
-    # Differences from the largest one overflow to -inf, which is a probability of 0; quotients would to inf.
+    # Differences from the largest one overflow to -inf, a probability of 0; quotients would overflow to inf.
     logits = (logits - largest[:, None]).div_(temperatures[:, None])
     uniforms = [counter_uniform(r.seed, r.num_output_tokens) for r in requests]
     probabilities = logits.softmax(-1)
@@ -35,7 +57,7 @@ def draw(logits: Tensor, largest: Tensor, requests: list[Request]) -> list[int]:
 
 
 def _filter(probabilities: Tensor, request: Request) -> None:
-    """Zero the probabilities [V] that min-p, top-k or top-p drop, in place; untouched when none is asked."""
+    """Zero the probabilities [V] that min-p, top-k or top-p drop, in place, if any is set."""
     params = request.params
     if params.min_p > 0:
         probabilities[probabilities < params.min_p * probabilities.max()] = 0

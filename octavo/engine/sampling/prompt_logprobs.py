@@ -1,14 +1,12 @@
 """Log-probabilities of prompt tokens, taken from each chunk of a prompt as a step computes it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from octavo.engine.request import Request
 from octavo.engine.sampling.tops import Tops, log_softmax, pack_tops
 from octavo.engine.step.result import PromptLogprobs
 from octavo.engine.step.scheduled import ScheduledRequest
@@ -20,28 +18,9 @@ MAX_LOGITS_BYTES = 32 * 2**20
 _MAX_ROWS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class PendingLogprobs:
-    """Log-probabilities of a chunk of a prompt, on their way to the host.
-
-    Attributes:
-        request: whose prompt.
-        start: prompt position of the first.
-        tops: what was found.
-    """
-
-    request: Request
-    start: int
-    tops: Tops
-
-    def read(self) -> PromptLogprobs:
-        """Return the values; on a GPU the copies must have arrived."""
-        return PromptLogprobs(self.request, self.start, self.tops.read())
-
-
 def prompt_logprobs(
     decoder: Decoder, scheduled: Sequence[ScheduledRequest], hidden: Tensor
-) -> list[PendingLogprobs]:
+) -> list[PromptLogprobs]:
     """Find the prompt log-probabilities that a step yields: its token at position i predicts i + 1.
 
     Args:
@@ -53,13 +32,13 @@ def prompt_logprobs(
     begin = 0
     for item in scheduled:
         if item.request.prompt_logprobs_start is not None:
-            chunks += _of_chunk(decoder, item, hidden[begin : begin + item.num_new_tokens])
+            chunks += _chunk_logprobs(decoder, item, hidden[begin : begin + item.num_new_tokens])
         begin += item.num_new_tokens
     return chunks
 
 
-def _of_chunk(decoder: Decoder, item: ScheduledRequest, hidden: Tensor) -> list[PendingLogprobs]:
-    """Find those of one request: row i of `hidden` predicts position item.start + i + 1."""
+def _chunk_logprobs(decoder: Decoder, item: ScheduledRequest, hidden: Tensor) -> list[PromptLogprobs]:
+    """Find the log-probabilities of one request: row i of `hidden` predicts position item.start + i + 1."""
     request = item.request
     first = item.start + 1
     start = max(first, request.prompt_logprobs_start or 0)
@@ -74,7 +53,7 @@ def _of_chunk(decoder: Decoder, item: ScheduledRequest, hidden: Tensor) -> list[
         pack_tops(log_softmax(_logits(decoder, rows, num_rows)), ids, num)
         for rows, ids in zip(wanted.split(num_rows), own.split(num_rows), strict=True)
     ]
-    return [PendingLogprobs(request, start, Tops([num] * len(own), to_host(torch.cat(packed))))]
+    return [PromptLogprobs(request, start, Tops([num] * len(own), to_host(torch.cat(packed))))]
 
 
 def _logits(decoder: Decoder, hidden: Tensor, num_rows: int) -> Tensor:

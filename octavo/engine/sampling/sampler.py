@@ -1,8 +1,8 @@
 """From logits to tokens: bias, penalties and masks on any device, and a draw where no kernel samples.
 
 A request's random number depends only on (seed, output position), never on its neighbours. So equal logits
-give a seeded request equal tokens alone, in any batch and after preemption; logits are equal up to rounding,
-and to the bit with EngineConfig(deterministic=True).
+give a seeded request equal tokens by itself, in any batch and after preemption; logits are equal up to
+rounding, and to the bit with EngineConfig(deterministic=True).
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from torch import Tensor
 from octavo.engine.request import Request
 from octavo.engine.sampling.draw import draw
 from octavo.engine.sampling.tops import ROWS_AT_ONCE, Top, Tops, log_softmax, pack_tops
-from octavo.engine.structured.masks import TokenMasks
+from octavo.engine.structured.token_masks import TokenMasks
 from octavo.errors import EngineError
 from octavo.kernels.copies import to_device
 
@@ -94,7 +94,7 @@ class SampledToken(NamedTuple):
 
     @classmethod
     def not_finite(cls) -> "SampledToken":
-        """Return the outcome of a row of NaNs or overflows: an error for this request alone."""
+        """Return the outcome of a row of NaNs or overflows: an error for this request only."""
         error = EngineError(
             "the model's logits hold no finite value (NaN or overflow) at this position: the checkpoint "
             "may be damaged, or dtype too narrow for it (float16 ends at 65,504)"
@@ -184,16 +184,16 @@ class Sampler:
 
     def _adjust(self, row: Tensor, request: Request, num_output_tokens: int) -> None:
         """Apply the logit bias, penalties and min_tokens that a request asks for to its row [V], in place."""
-        asked, params = request.adjustments, request.params
+        names, params = request.adjustments, request.params
         constants = self._constants.get(request)
         if constants is None:
             constants = self._constants[request] = _Constants.of(request, self.device)
-        if "logit_bias" in asked:
+        if "logit_bias" in names:
             row.index_add_(0, constants.biased_ids, constants.biases)
-        if any(name in asked for name in _PENALTIES):
+        if any(name in names for name in _PENALTIES):
             self._penalise(row, request, num_output_tokens)
         # For a structured output, the mask forbids them unless the grammar must end.
-        if not request.is_structured and "min_tokens" in asked and num_output_tokens < params.min_tokens:
+        if not request.is_structured and "min_tokens" in names and num_output_tokens < params.min_tokens:
             row.index_fill_(0, constants.stop_ids, -torch.inf)
 
     def _penalise(self, row: Tensor, request: Request, num_output_tokens: int) -> None:
@@ -204,7 +204,7 @@ class Sampler:
         penalty = params.repetition_penalty
         if penalty != 1:
             seen = (counts.in_prompt + counts.in_output > 0) & row.isfinite()
-            # Clamped, because an infinity would count as an error of the model.
+            # It is clamped, because an infinity would count as an error of the model.
             scaled = torch.where(row > 0, row / penalty, row * penalty).clamp_(-_LARGEST, _LARGEST)
             row.copy_(torch.where(seen, scaled, row))
         row -= params.frequency_penalty * counts.in_output

@@ -60,7 +60,7 @@ def pack_tops(logprobs: Tensor, own: Tensor, num: int) -> Tensor:
         [R, 3 + 2 num] float64, which holds every token id: own token, its log-probability and rank, most
         likely tokens, their log-probabilities; less where the vocabulary is smaller.
     """
-    # Always the same number: PyTorch has other kernels for other numbers, and loads each on first use.
+    # The number never changes: PyTorch has other kernels for other numbers, and loads each on first use.
     best = _most_likely_ids(logprobs, min(MAX_LOGPROBS, logprobs.shape[1]))[:, :num]
     own = own[:, None]
     value = logprobs.gather(1, own)

@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.engine.sampling.options import FILTERS
+from octavo.engine.sampling.option_table import FILTERS
 from octavo.engine.sampling.triton_bisect import highest_reaching, lowest_kept
 from octavo.engine.sampling.triton_random import draw_above, inverse_temperature
 from octavo.errors import InvalidArgumentError

@@ -1,14 +1,14 @@
 """The interface between the engine and what runs its steps: StepRunner, and the StepResult it returns."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from octavo.attention import KVCache
 from octavo.attention.plan.prefix_forest import Sharing
 from octavo.engine.request import Request
 from octavo.engine.sampling.sampler import SampledToken
-from octavo.engine.sampling.tops import Top
+from octavo.engine.sampling.tops import Tops
 from octavo.engine.step.scheduled import SchedulerOutput
 from octavo.models import Decoder
 
@@ -22,12 +22,12 @@ class PromptLogprobs:
     Attributes:
         request: whose prompt.
         start: prompt position of the first entry.
-        tops: per position (token id, log-probability, rank) tuples, the prompt's own token included.
+        tops: of each position, the prompt's own token included; read them when the step has run.
     """
 
     request: Request
     start: int
-    tops: list[Top]
+    tops: Tops
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class StepResult:
     """
 
     sampled: dict[Request, SampledToken]
-    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    prompt_logprobs: Sequence[PromptLogprobs] = ()
 
 
 class LateWork(NamedTuple):
@@ -49,7 +49,7 @@ class LateWork(NamedTuple):
     Attributes:
         compiled: kernels compiled or loaded, those of other engines in this process included.
         captured: CUDA graphs.
-        allocated: blocks of memory that were asked of the driver, on the device or pinned on the host,
+        allocated: blocks of memory requested from the driver, on the device or pinned on the host,
             likewise.
     """
 
@@ -61,7 +61,7 @@ class LateWork(NamedTuple):
 class StepRunner(Protocol):
     """Runs the model on scheduled steps.
 
-    ModelRunner does on any device, GpuRunner on NVIDIA GPUs, LeaderRunner on several ranks by one of these.
+    ModelRunner runs on any device, GpuRunner on NVIDIA GPUs; LeaderRunner runs one of these on several ranks.
 
     Attributes:
         decoder: the network.
@@ -83,7 +83,7 @@ class StepRunner(Protocol):
         ...
 
     def note_ready(self) -> None:
-        """Count what `late_work` and `sharing` return from now on."""
+        """Start counting anew what `late_work` and `sharing` return."""
         ...
 
     def late_work(self) -> LateWork:
@@ -91,7 +91,7 @@ class StepRunner(Protocol):
         ...
 
     def sharing(self) -> Sharing:
-        """Return what sharing was worth since `note_ready`."""
+        """Return what sharing has saved since `note_ready`."""
         ...
 
     def launch(self, step: SchedulerOutput) -> Callable[[], StepResult]:
@@ -107,9 +107,9 @@ class StepRunner(Protocol):
         ...
 
     def reset(self) -> None:
-        """Forget every request and every step under way; whatever is read next is written first."""
+        """Forget every request and every step in flight; whatever is read next is written first."""
         ...
 
     def close(self) -> None:
-        """Give back what hinders others from ending: nothing runs any more. Idempotent."""
+        """Release what keeps other ranks from ending; nothing runs afterwards. Idempotent."""
         ...

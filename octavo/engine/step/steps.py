@@ -14,27 +14,26 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from octavo.engine.default_device import without_default_device
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.request import Request
 from octavo.engine.sampling.sampler import SampledToken
 from octavo.engine.scheduler import Scheduler
-from octavo.engine.step.pace import Pace
+from octavo.engine.step.pace import Pace, StepWork
 from octavo.engine.step.result import StepResult, StepRunner
 from octavo.engine.step.scheduled import SchedulerOutput
-from octavo.engine.step.time import StepWork
+from octavo.engine.torch_settings import without_default_device
 from octavo.errors import EngineDeadError, EngineError, OctavoError
 from octavo.garbage import StepGarbage, paused
 from octavo.kv import KVCacheManager
 
 logger = logging.getLogger(__name__)
 
-# Guesses of a step's end may be wrong by far, and a step that is noticed late would be learned as a long one.
+# Estimates of a step's end may be far off, and a step noticed late would be learned as a long one.
 _LONGEST_SLEEP_S = 1e-3
 
 
 class _Launched(NamedTuple):
-    """A step under way.
+    """A step in flight.
 
     Attributes:
         step: what it does.
@@ -53,9 +52,9 @@ class Steps:
     """Runs the steps of one engine, over its blocks, queues and outputs.
 
     Attributes:
-        num_steps: that were processed.
-        num_computed_tokens: by them, recomputation included.
-        num_output_tokens: sampled in them.
+        num_steps: steps that were processed.
+        num_computed_tokens: tokens that they computed, recomputation included.
+        num_output_tokens: tokens that they sampled.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class Steps:
 
     @without_default_device
     def start_over(self) -> None:
-        """Make everything but the outputs anew. If this is broken off, the next call begins it again."""
+        """Make everything but the outputs anew. If this is interrupted, the next call begins again."""
         logger.info("a step was broken off: unfinished requests start over, the prefix cache is empty")
         self._in_flight.clear()
         try:
@@ -138,7 +137,7 @@ class Steps:
         self._in_flight.append(_Launched(step, wait, work, launched_at))
 
     def _process_all_but(self, num_kept: int) -> None:
-        """Wait for the steps under way, oldest first, until `num_kept` are left."""
+        """Wait for the steps in flight, oldest first, until `num_kept` are left."""
         while len(self._in_flight) > num_kept:
             step, wait, work, launched_at = self._in_flight.popleft()
             try:
@@ -154,7 +153,7 @@ class Steps:
         self.num_computed_tokens += step.num_tokens
         self.num_output_tokens += len(result.sampled)
         for chunk in result.prompt_logprobs:
-            for offset, top in enumerate(chunk.tops):
+            for offset, top in enumerate(chunk.tops.read()):
                 chunk.request.prompt_logprobs[chunk.start + offset] = self._outputs.named(top)
         for item in step.scheduled:
             self._scheduler.commit(item)
@@ -188,7 +187,7 @@ class Steps:
             failure = error
         else:
             failure = EngineError(f"the model step failed: {error!r}")
-            # Without its frames, which hold the step's tensors.
+            # Its frames hold the step's tensors, so they are dropped.
             failure.__cause__ = error.with_traceback(None)
         for item in step.scheduled:
             if not item.request.is_finished:

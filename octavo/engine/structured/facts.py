@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
 _MAX_DEPTH = 8
-# Schemas of strangers may cost so many looks; afterwards nothing more is proved.
+# A stranger's schema may cost this many looks; afterwards nothing more is proved.
 _MAX_LOOKS = 20_000
 _RANGES = (
     ("number", "minimum", "maximum"),
@@ -34,7 +34,7 @@ class Facts:
 
     Attributes:
         types: that they may have; an integer is a number.
-        values: all that they may be; None: not so few.
+        values: all that they may be; None: unknown.
         known: these values' identities.
         required: keys that objects have.
         properties: of objects, schemas that hold for a key.
@@ -64,7 +64,7 @@ class FactFinder:
     def __init__(self, root: object) -> None:
         self._root = root
         dialect = str(root.get("$schema")) if isinstance(root, Mapping) else ""
-        # There, nothing beside a reference counts.
+        # In these drafts, nothing beside a reference counts.
         self._refers_alone = any(draft in dialect for draft in _OLD_DRAFTS)
         self._looks = 0
 
@@ -80,11 +80,11 @@ class FactFinder:
         self._looks += 1
         if depth > _MAX_DEPTH or self._looks > _MAX_LOOKS:
             return False
-        for few, many in ((one, other), (other, one)):
-            if few.values is not None and not any(self.may_be(v, many, depth) for v in few.values):
+        for own, others in ((one, other), (other, one)):
+            if own.values is not None and not any(self.may_be(v, others, depth) for v in own.values):
                 return True
-            for choice in few.choices:
-                if all(self.are_disjoint(self.facts([part]), many, depth + 1) for part in choice):
+            for choice in own.choices:
+                if all(self.are_disjoint(self.facts([part]), others, depth + 1) for part in choice):
                     return True
         return all(self._are_disjoint_as(kind, one, other, depth) for kind in one.types & other.types)
 
@@ -155,11 +155,11 @@ class FactFinder:
         for kind, low, high in _RANGES:
             least, most = found.ranges.get(kind, _EVERYWHERE)
             step = 1 if low.startswith("exclusive") else 0
-            given = (
+            bounds = (
                 (_number(schema.get(low), -math.inf), step),
                 (_number(schema.get(high), math.inf), -step),
             )
-            found.ranges[kind] = (max(least, given[0]), min(most, given[1]))
+            found.ranges[kind] = (max(least, bounds[0]), min(most, bounds[1]))
         for name in ("anyOf", "oneOf"):
             if isinstance(schema.get(name), list):
                 found.choices.append(schema[name])
@@ -186,10 +186,10 @@ def identity(value: Any) -> Any:
     return (type_of(value), value)
 
 
-def _types(given: object) -> frozenset[str]:
-    if given is None:
+def _types(value: object) -> frozenset[str]:
+    if value is None:
         return TYPES
-    names = given if isinstance(given, list) else [given]
+    names = value if isinstance(value, list) else [value]
     return frozenset("number" if name == "integer" else str(name) for name in names)
 
 

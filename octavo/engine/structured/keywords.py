@@ -1,4 +1,4 @@
-"""Says with keywords that llguidance knows what a schema says with others, where that is the same."""
+"""Replaces keywords of a schema that llguidance does not know by equivalent ones that it knows."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -58,17 +58,17 @@ def _refuse(name: str, what: str, value: object) -> None:
     raise StructuredOutputError(f"{name} must be {what}, got {value!r:.80}")
 
 
-def in_known_keywords(part: Mapping[str, Any]) -> dict[str, Any]:
+def with_known_keywords(part: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema without keywords that say nothing here, and with others in place of some."""
-    said = {name: value for name, value in part.items() if not _says_nothing(part, name, value)}
-    if said.get("unevaluatedProperties") is False and not any(name in said for name in _IN_PLACE):
-        del said["unevaluatedProperties"]
-        said.setdefault("additionalProperties", False)
-    _say_names(said)
-    more = list(_conditions(said))
+    result = {name: value for name, value in part.items() if not _says_nothing(part, name, value)}
+    if result.get("unevaluatedProperties") is False and not any(name in result for name in _IN_PLACE):
+        del result["unevaluatedProperties"]
+        result.setdefault("additionalProperties", False)
+    _name_properties(result)
+    more = list(_conditions(result))
     if more:
-        said["allOf"] = [*said.get("allOf", ()), *more]
-    return said
+        result["allOf"] = [*result.get("allOf", ()), *more]
+    return result
 
 
 def _says_nothing(part: Mapping[str, Any], name: str, value: object) -> bool:
@@ -84,34 +84,34 @@ def _says_nothing(part: Mapping[str, Any], name: str, value: object) -> bool:
     return name in _NOTES and (name not in ("then", "else") or "if" not in part)
 
 
-def _say_names(said: dict[str, Any]) -> None:
-    """Say which names an object's properties have by the names or the pattern themselves."""
-    names = said.get("propertyNames")
-    if not isinstance(names, dict) or said.keys() & {"properties", "patternProperties", "required"}:
+def _name_properties(result: dict[str, Any]) -> None:
+    """Replace propertyNames by the names, or the pattern of names, that it allows."""
+    names = result.get("propertyNames")
+    if not isinstance(names, dict) or result.keys() & {"properties", "patternProperties", "required"}:
         return
-    others = said.get("additionalProperties", True)
+    others = result.get("additionalProperties", True)
     kind = names.keys() - {"type", "description", "title"}
     if kind == {"pattern"} and isinstance(names["pattern"], str):
-        said["patternProperties"] = {names["pattern"]: others}
+        result["patternProperties"] = {names["pattern"]: others}
     elif kind == {"enum"} and isinstance(names["enum"], list):
-        said["properties"] = {name: others for name in names["enum"] if isinstance(name, str)}
+        result["properties"] = {name: others for name in names["enum"] if isinstance(name, str)}
     else:
         return
-    said["additionalProperties"] = False
-    del said["propertyNames"]
+    result["additionalProperties"] = False
+    del result["propertyNames"]
 
 
-def _conditions(said: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _conditions(result: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Take out what depends on the presence of a property; yield it as choices."""
     for name in ("dependencies", "dependentRequired", "dependentSchemas"):
-        depending = said.get(name)
+        depending = result.get(name)
         if isinstance(depending, dict):
-            del said[name]
+            del result[name]
             for key, needed in depending.items():
                 then = {"required": needed} if isinstance(needed, list) else needed
                 yield {"anyOf": [_lacks(key), {"allOf": [{"required": [key]}, then]}]}
-    if "not" in said and (negated := _negated(said["not"])) is not None:
-        del said["not"]
+    if "not" in result and (negated := _negated(result["not"])) is not None:
+        del result["not"]
         yield {"allOf": [negated]}
 
 
@@ -119,17 +119,17 @@ def _negated(schema: Any) -> dict[str, Any] | bool | None:
     """Return a schema of values that are not valid under another, perhaps not of all; None: none is found."""
     if not isinstance(schema, dict):
         return not schema
-    said = {name: value for name, value in schema.items() if name not in _REMARKS}
-    if "$ref" in said:
+    result = {name: value for name, value in schema.items() if name not in _REMARKS}
+    if "$ref" in result:
         return None
-    if not said:
+    if not result:
         return False
-    if len(said) > 1:
+    if len(result) > 1:
         # What breaks one keyword breaks the schema.
-        parts = [_negated({name: value}) for name, value in said.items()]
+        parts = [_negated({name: value}) for name, value in result.items()]
         found = [part for part in parts if part is not None]
         return {"anyOf": found} if found else None
-    ((name, value),) = said.items()
+    ((name, value),) = result.items()
     if name == "required":
         return {"type": "object", "anyOf": [_lacks(key) for key in value]}
     if name == "type":

@@ -1,6 +1,6 @@
 """Bounds of numbers for llguidance, which keeps them as doubles and counts integers in 64 bits.
 
-Bounds that it would round, or refuse, become the nearest inside that it holds exactly.
+Bounds that it would round, or refuse, become the nearest ones inside that it represents exactly.
 """
 
 import math
@@ -22,8 +22,8 @@ _NUM_DIGITS, _NUM_PLACES = 15, 22
 _ONE_SIDED = 10**18
 
 
-def held_bounds(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema whose bounds llguidance holds; it allows no number that the original does not.
+def exact_bounds(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema with bounds that llguidance represents exactly; it allows no number that is new.
 
     Raises:
         StructuredOutputError: no number is left.
@@ -34,23 +34,23 @@ def held_bounds(schema: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in schema.items() if name not in _BOUNDS}
     types = schema.get("type", "number")
     is_integer = types == "integer" or (isinstance(types, list) and "number" not in types)
-    held = (_integer_bounds if is_integer else _number_bounds)(schema, bounds)
-    low, high = held.get("minimum"), held.get("maximum")
+    exact = (_integer_bounds if is_integer else _number_bounds)(schema, bounds)
+    low, high = exact.get("minimum"), exact.get("maximum")
     if low is not None and high is None and low >= _ONE_SIDED:
-        held["maximum"] = high = _LARGEST if is_integer else _LAST
+        exact["maximum"] = high = _LARGEST if is_integer else _LAST
     if high is not None and low is None and high <= -_ONE_SIDED:
-        held["minimum"] = low = _FIRST
+        exact["minimum"] = low = _FIRST
     if low is not None and high is not None and low > high:
-        given = ", ".join(f"{name} {bound}" for name, bound in bounds.items())
-        raise StructuredOutputError(f"no number can be held to {given}: they need more than 64 bits")
+        ranges = ", ".join(f"{name} {bound}" for name, bound in bounds.items())
+        raise StructuredOutputError(f"no number can be held to {ranges}: they need more than 64 bits")
     if high == _LARGEST:
         # A double, which llguidance takes for one less.
-        held["maximum"] = 2**63
-    return kept | held
+        exact["maximum"] = 2**63
+    return kept | exact
 
 
 def check_number(value: object, what: str) -> None:
-    """Check that a value that must come is a number that llguidance holds, or no number.
+    """Check that a value that must come is a number that llguidance represents exactly, or no number.
 
     Raises:
         StructuredOutputError: it would become another number.
@@ -77,15 +77,15 @@ def _is_number(value: object) -> bool:
 
 def _integer_bounds(schema: Mapping[str, Any], bounds: Mapping[str, int | float]) -> dict[str, Any]:
     """Return the least and the largest integer, each a double, or 2**63 - 1."""
-    held: dict[str, Any] = {}
+    exact: dict[str, Any] = {}
     lows = [_first_integer(schema, name, bound, 1) for name, bound in bounds.items() if "inimum" in name]
     highs = [-_first_integer(schema, name, bound, -1) for name, bound in bounds.items() if "aximum" in name]
     if lows:
-        held["minimum"] = _double_above(max(lows))
+        exact["minimum"] = _double_above(max(lows))
     if highs:
         high = min(highs)
-        held["maximum"] = _LARGEST if high >= _LARGEST else -_double_above(-high)
-    return held
+        exact["maximum"] = _LARGEST if high >= _LARGEST else -_double_above(-high)
+    return exact
 
 
 def _first_integer(schema: Mapping[str, Any], name: str, bound: int | float, sign: int) -> int:
@@ -101,7 +101,7 @@ def _is_open(schema: Mapping[str, Any], name: str) -> bool:
 
 def _number_bounds(schema: Mapping[str, Any], bounds: Mapping[str, int | float]) -> dict[str, Any]:
     """Return bounds, of which those that a double may not hold are inclusive ones inside."""
-    held: dict[str, Any] = {}
+    exact: dict[str, Any] = {}
     for name, bound in bounds.items():
         is_low = "inimum" in name
         is_open = _is_open(schema, name)
@@ -110,8 +110,8 @@ def _number_bounds(schema: Mapping[str, Any], bounds: Mapping[str, int | float])
         else:
             name = "minimum" if is_low else "maximum"
             bound = _digits_above(bound, is_open) if is_low else -_digits_above(-bound, is_open)
-        held[name] = bound if name not in held else (max if is_low else min)(bound, held[name])
-    return held
+        exact[name] = bound if name not in exact else (max if is_low else min)(bound, exact[name])
+    return exact
 
 
 def _digits_above(bound: int | float, is_open: bool) -> float:

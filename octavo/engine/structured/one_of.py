@@ -26,24 +26,28 @@ def without_one_of(schema: dict[str, Any], finder: FactFinder) -> None:
         return
     base = {name: value for name, value in schema.items() if name != "oneOf"}
     facts = [finder.facts([base, variant]) for variant in variants]
-    alone = _alone(variants, facts, finder)
-    if not alone:
+    disjoint = _disjoint_variants(variants, facts, finder)
+    if not disjoint:
         raise StructuredOutputError("oneOf cannot be held to: all that one variant allows, another does, too")
-    said = {"anyOf" if name == "oneOf" else name: value for name, value in schema.items() if name != "anyOf"}
-    said["anyOf"] = alone
+    result = {
+        "anyOf" if name == "oneOf" else name: value for name, value in schema.items() if name != "anyOf"
+    }
+    result["anyOf"] = disjoint
     if "anyOf" in base:
-        said["allOf"] = [*base.get("allOf", ()), {"anyOf": base["anyOf"]}]
+        result["allOf"] = [*base.get("allOf", ()), {"anyOf": base["anyOf"]}]
     schema.clear()
-    schema.update(said)
+    schema.update(result)
 
 
-def _alone(variants: Sequence[Any], facts: Sequence[Facts], finder: FactFinder) -> Sequence[Any]:
+def _disjoint_variants(variants: Sequence[Any], facts: Sequence[Facts], finder: FactFinder) -> Sequence[Any]:
     """Return variants that allow only what no other one allows."""
-    if _are_told_apart(facts, finder):
+    if _have_discriminator(facts, finder):
         return variants
     if all(own.values is not None for own in facts):
         counts = Counter(known for own in facts for known in {identity(value) for value in own.values or ()})
-        return _several(_left(variant, own, counts) for variant, own in zip(variants, facts, strict=True))
+        return _concatenated(
+            _left(variant, own, counts) for variant, own in zip(variants, facts, strict=True)
+        )
     if len(variants) > _MAX_VARIANTS:
         raise StructuredOutputError(
             f"oneOf cannot be held to: it has {len(variants)} variants, more than {_MAX_VARIANTS}, without a "
@@ -51,15 +55,15 @@ def _alone(variants: Sequence[Any], facts: Sequence[Facts], finder: FactFinder) 
         )
     pairs = [(i, j) for j in range(len(facts)) for i in range(j)]
     meeting = [pair for pair in pairs if not finder.are_disjoint(facts[pair[0]], facts[pair[1]])]
-    return _several(_narrowed(number, variants, facts, meeting) for number in range(len(variants)))
+    return _concatenated(_narrowed(number, variants, facts, meeting) for number in range(len(variants)))
 
 
-def _several(lists: Any) -> list[Any]:
+def _concatenated(lists: Any) -> list[Any]:
     return [variant for found in lists for variant in found]
 
 
-def _are_told_apart(facts: Sequence[Facts], finder: FactFinder) -> bool:
-    """Return whether all require a property that has other values in each, which is quickly seen."""
+def _have_discriminator(facts: Sequence[Facts], finder: FactFinder) -> bool:
+    """Return whether all require a property that has other values in each, which is quickly checked."""
     shared = set.intersection(*(own.required for own in facts)) if facts else set()
     for key in sorted(shared):
         values = [finder.facts(own.of(key)).values for own in facts]
@@ -70,7 +74,7 @@ def _are_told_apart(facts: Sequence[Facts], finder: FactFinder) -> bool:
 
 
 def _left(variant: Any, own: Facts, counts: Counter[Any]) -> list[Any]:
-    """Return a variant of few values without those that occur in others."""
+    """Return a variant of known values without those that occur in others."""
     values = own.values or []
     left = [value for value in values if counts[identity(value)] == 1]
     if len(left) == len(values):

@@ -1,4 +1,4 @@
-"""From a JSON schema as people write it to one that llguidance takes, and holds to the letter.
+"""From a JSON schema as people write it to one that llguidance accepts, and enforces to the letter.
 
 The new schema allows nothing that the old one forbids. It may allow less: nobody misses an integer of
 twenty digits, and a pattern takes what all dialects of regular expressions agree on.
@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from octavo.engine.structured.facts import FactFinder
-from octavo.engine.structured.keywords import check_keywords, in_known_keywords
-from octavo.engine.structured.numbers import check_number, held_bounds
+from octavo.engine.structured.keywords import check_keywords, with_known_keywords
+from octavo.engine.structured.numbers import check_number, exact_bounds
 from octavo.engine.structured.one_of import without_one_of
 from octavo.engine.structured.patterns import translated
 from octavo.errors import StructuredOutputError
@@ -19,7 +19,7 @@ from octavo.errors import StructuredOutputError
 FORMATS = frozenset(
     ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
 )
-"""Formats that strings are held to. JSON Schema calls all formats annotations; any other is ignored."""
+"""Formats that are enforced. JSON Schema calls all formats annotations; any other is ignored."""
 _MAPS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
 _LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 _SINGLE = ("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "then")
@@ -29,7 +29,7 @@ _DOUBTFUL = re.compile(r"\\[dwsDWS]|\(\?i|(?<!\\)\.")
 _PLAIN_ESCAPES = {"json_allowed_escapes": 'nrbtf\\"'}
 
 
-def held_schema(schema: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def strict_schema(schema: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema for llguidance, with its options.
 
     Args:
@@ -37,15 +37,15 @@ def held_schema(schema: Mapping[str, Any], options: Mapping[str, Any]) -> dict[s
         options: of llguidance's compiler, such as whitespace_pattern.
 
     Raises:
-        StructuredOutputError: it says what no grammar of llguidance holds to.
+        StructuredOutputError: it says what no grammar of llguidance enforces.
     """
     root = copy.deepcopy(dict(schema))
     finder = FactFinder(root)
     _walk(root, finder, check_keywords)
     _walk(root, finder, lambda part: without_one_of(part, finder))
-    holder = _Holder()
-    _walk(root, finder, holder.hold)
-    return root | {"x-guidance": {**options, **(_PLAIN_ESCAPES if holder.has_open_names else {})}}
+    tightener = _Tightener()
+    _walk(root, finder, tightener.tighten)
+    return root | {"x-guidance": {**options, **(_PLAIN_ESCAPES if tightener.has_open_names else {})}}
 
 
 def _walk(root: dict[str, Any], finder: FactFinder, change: Callable[[dict[str, Any]], object]) -> None:
@@ -79,8 +79,8 @@ def _parts(part: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f".{name}", part[name]
 
 
-class _Holder:
-    """Makes the parts of a schema such that llguidance holds to them.
+class _Tightener:
+    """Changes the parts of a schema so that llguidance enforces them.
 
     Attributes:
         has_open_names: somewhere, properties with and without a name stand side by side.
@@ -89,23 +89,23 @@ class _Holder:
     def __init__(self) -> None:
         self.has_open_names = False
 
-    def hold(self, part: dict[str, Any]) -> None:
+    def tighten(self, part: dict[str, Any]) -> None:
         """Change one part in place.
 
         Raises:
-            StructuredOutputError: llguidance cannot be held to it.
+            StructuredOutputError: llguidance cannot enforce it.
         """
         if isinstance(part.get("format"), str) and part["format"] not in FORMATS:
             del part["format"]
         if isinstance(part.get("pattern"), str):
             part["pattern"] = translated(part["pattern"])
-        _replace(part, in_known_keywords(held_bounds(part)))
+        _replace(part, with_known_keywords(exact_bounds(part)))
         for name in ("const", "enum"):
             for value in _scalars(part.get(name)):
                 check_number(value, name)
         patterns = part.get("patternProperties")
         if isinstance(patterns, dict) and patterns:
-            _hold_patterns(part, patterns)
+            _translate_patterns(part, patterns)
         is_closed = part.get("additionalProperties") is False
         if not is_closed and any(part.get(name) for name in ("properties", "required", "patternProperties")):
             self.has_open_names = True
@@ -125,13 +125,13 @@ def _scalars(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _hold_patterns(part: dict[str, Any], patterns: Mapping[str, Any]) -> None:
+def _translate_patterns(part: dict[str, Any], patterns: Mapping[str, Any]) -> None:
     """Translate the patterns of names."""
-    held: dict[str, Any] = {}
+    translations: dict[str, Any] = {}
     for pattern, value in patterns.items():
         new = translated(pattern)
-        held[new] = value if new not in held else {"allOf": [held[new], value]}
-    part["patternProperties"] = held
+        translations[new] = value if new not in translations else {"allOf": [translations[new], value]}
+    part["patternProperties"] = translations
     if any(map(_DOUBTFUL.search, patterns)):
         part["additionalProperties"] = False
 

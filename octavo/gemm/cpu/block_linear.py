@@ -18,8 +18,7 @@ from octavo.forms.stored_blocks import StoredBlocks
 from octavo.gemm.cpu.compiled_blocks import GROUP, CompiledLinear, Tiles, tile_blocks, tile_codes, tile_rows
 from octavo.gemm.cpu.huge_pages import HugePages
 from octavo.gemm.cpu.library import compile_failure
-
-DESCRIPTION = "8-bit activations, by the C kernel"
+from octavo.gemm.linear import UnfusedLinear
 
 AnyBlocks = BlockWeight | StoredBlocks
 _Tileable = AnyBlocks | Mxfp4Weight
@@ -128,7 +127,7 @@ class TiledBlocks:
         return values if self.order is None else torch.empty_like(values).index_copy_(1, self.order, values)
 
 
-class BlockLinear:
+class BlockLinear(UnfusedLinear):
     """y = x W^T + b with weights in blocks that lie above one another; float32 in and out.
 
     Attributes:
@@ -141,7 +140,7 @@ class BlockLinear:
         self._products: list[tuple[Tensor | None, CompiledLinear]] = []
         row = 0
         # Weights that meet the columns of x in one order are one product.
-        for _, group in groupby(parts, _order_of):
+        for _, group in groupby(parts, _order_bytes):
             parts = list(group)
             num_rows = sum(part.num_rows for part in parts)
             part_bias = None if bias is None else bias[row : row + num_rows]
@@ -184,7 +183,7 @@ def tiled_on_cpu(weight: QuantisedWeight, pages: HugePages, dtype: torch.dtype) 
     return weight
 
 
-def _order_of(part: TiledBlocks) -> bytes | None:
+def _order_bytes(part: TiledBlocks) -> bytes | None:
     return None if part.order is None else part.order.numpy().tobytes()
 
 

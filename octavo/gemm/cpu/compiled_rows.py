@@ -37,7 +37,7 @@ class CompiledFewRows:
         self._alive = weight, bias
 
     @classmethod
-    def of_bfloat16(cls, weight: Tensor, bias: Tensor | None) -> Self:
+    def from_bfloat16(cls, weight: Tensor, bias: Tensor | None) -> Self:
         """Keep weight [N, K] bfloat16 and bias [N] float32, both contiguous.
 
         Raises:
@@ -46,7 +46,7 @@ class CompiledFewRows:
         return cls(layers_library().octavo_bfloat16_linear, weight, (weight.data_ptr(),), bias)
 
     @classmethod
-    def of_float8(cls, weight: Float8Weight, bias: Tensor | None) -> Self:
+    def from_float8(cls, weight: Float8Weight, bias: Tensor | None) -> Self:
         """Keep weight [N, K], none of its numbers NaN, and bias [N] float32, all contiguous.
 
         Raises:

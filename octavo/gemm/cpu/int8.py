@@ -1,6 +1,6 @@
 """Linear layers on CPUs whose weight is rounded to 8 bits: blocks of 32 numbers with a scale each.
 
-They run as weights do that a checkpoint stores in blocks (linear.blocks).
+They run as weights do that a checkpoint stores in blocks (gemm.cpu.block_linear).
 """
 
 import torch
@@ -10,13 +10,14 @@ from torch.nn.functional import pad
 from octavo.forms.blocks import BLOCK, BlockWeight
 from octavo.gemm.cpu import block_linear as blocks
 from octavo.gemm.cpu.block_linear import BlockLinear
+from octavo.gemm.linear import UnfusedLinear
 
-# Of a weight, its share of the block's scale included.
+# Bytes that a number of the weight takes, its share of the block's scale included.
 BYTES_PER_NUMBER = 1 + 4 / BLOCK
 _LIMIT = 127
 
 
-class PaddedLinear:
+class PaddedLinear(UnfusedLinear):
     """y = x W^T + b with zeros behind the columns of W, and so of x."""
 
     def __init__(self, layer: BlockLinear, num_columns: int) -> None:
@@ -27,16 +28,6 @@ class PaddedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """[T, K] to [T, N]."""
         return self._layer(pad(x, (0, self._num_columns)))
-
-
-def unsupported_reason(weight: Tensor) -> str | None:
-    """Return why a weight cannot be rounded and multiplied so, or None if it can."""
-    return blocks.unsupported_reason(weight.device, weight.dtype)
-
-
-def describe() -> str:
-    """Say how it multiplies."""
-    return blocks.DESCRIPTION
 
 
 def make_layer(weight: Tensor, bias: Tensor | None) -> BlockLinear | PaddedLinear:

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from octavo.gemm.linear import UnfusedLinear
+
 # MKL packs for a number of rows; this hint is as fast as the exact number from 1 to 512 rows.
 _PACK_ROWS = 64
 
@@ -16,7 +18,7 @@ def unsupported_reason(weight: Tensor) -> str | None:
     return None
 
 
-class PackedLinear:
+class MklLinear(UnfusedLinear):
     """y = x W^T + b with a packed weight."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:

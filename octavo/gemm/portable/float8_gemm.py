@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.forms.float8 import Float8Weight
-from octavo.gemm.float8_operands import check_product
-from octavo.gemm.portable.float8_tiling import Float8Tiling, choose_tiling
+from octavo.gemm.float8_operands import check_float8
+from octavo.gemm.portable.float8_tiling import Float8Tiling, tiling_for
 from octavo.kernels.activation import activate
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
 
@@ -43,7 +43,7 @@ def float8_linear(
         bias, activation, residual: see skinny_linear.
         row_scales: [M] float32 contiguous, in any shape, by which rows of x are to be multiplied.
         dtype: of the result.
-        tiling: None: choose_tiling's.
+        tiling: None: tiling_for's.
 
     Returns:
         residual, or a new contiguous [M, N] or [M, N / 2].
@@ -51,12 +51,12 @@ def float8_linear(
     Raises:
         InvalidArgumentError: a shape, dtype or stride does not fit.
     """
-    out = check_product(x, weight, bias, row_scales, dtype, activation, residual)
+    out = check_float8(x, weight, bias, row_scales, dtype, activation, residual)
     num_rows, (num_weight_rows, size) = x.shape[0], weight.shape
     if num_rows == 0:
         return out
     if tiling is None:
-        tiling = choose_tiling(num_rows, num_weight_rows, size)
+        tiling = tiling_for(num_rows, num_weight_rows, size)
     depth = tiling.depth if weight.width == size else min(tiling.depth, weight.width)
     launch(
         _float8_linear_kernel,

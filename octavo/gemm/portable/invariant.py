@@ -16,8 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.gemm.linear import UnfusedLinear
 from octavo.gemm.operands import check_operands
-from octavo.gemm.portable.invariant_tiling import InvariantTiling, choose_tiling
+from octavo.gemm.portable.invariant_tiling import InvariantTiling, tiling_for
 from octavo.kernels.device import num_multiprocessors
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
 
@@ -40,7 +41,7 @@ def invariant_linear(
         weight: [N, K] contiguous, dtype of x.
         bias: [N] contiguous, or None.
         dtype: of the result; None: that of x.
-        tiling: None: choose_tiling's. Changes no bit of the result.
+        tiling: None: tiling_for's. Changes no bit of the result.
 
     Returns:
         A new contiguous [M, N].
@@ -55,7 +56,7 @@ def invariant_linear(
         return out
     if tiling is None:
         min_programs = num_multiprocessors(x.device) * 3 // 4
-        tiling = choose_tiling(num_rows, num_columns, x.dtype, min_programs)
+        tiling = tiling_for(num_rows, num_columns, x.dtype, min_programs)
     launch(
         _linear_kernel,
         (tiling.num_programs(num_rows, num_columns),),
@@ -67,7 +68,7 @@ def invariant_linear(
     return out
 
 
-class InvariantLinear:
+class InvariantLinear(UnfusedLinear):
     """y = x W^T + b, each row by itself; see invariant_linear."""
 
     def __init__(

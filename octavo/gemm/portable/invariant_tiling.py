@@ -53,7 +53,7 @@ def unsupported_reason(weight: Tensor) -> str | None:
     )
 
 
-def choose_tiling(num_rows: int, num_columns: int, dtype: torch.dtype, min_programs: int) -> InvariantTiling:
+def tiling_for(num_rows: int, num_columns: int, dtype: torch.dtype, min_programs: int) -> InvariantTiling:
     """Return the largest tiling of no more rows than x has that makes min_programs; else the smallest.
 
     Args:

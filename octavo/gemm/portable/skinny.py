@@ -18,7 +18,7 @@ from torch import Tensor
 from octavo.errors import InvalidArgumentError
 from octavo.forms.float8 import FLOAT8, Float8Weight
 from octavo.gemm.operands import check_operands, check_vector, make_result
-from octavo.gemm.portable.skinny_tiling import MAX_ROWS, Tiling, choose_tiling
+from octavo.gemm.portable.skinny_tiling import MAX_ROWS, Tiling, tiling_for
 from octavo.kernels.activation import activate
 from octavo.kernels.device import power_of_two
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
@@ -52,7 +52,7 @@ def skinny_linear(
         activation: "silu", "gelu" or "gelu_tanh": the result is activation(gate) * up, N / 2 columns.
         residual: [M, N] dtype of x, rows any stride apart, last dimension contiguous, not overlapping x: the
             result is added to it; not together with an activation.
-        tiling: None: choose_tiling's.
+        tiling: None: tiling_for's.
 
     Returns:
         residual, or a new contiguous [M, N] or [M, N / 2], dtype of x.
@@ -74,7 +74,7 @@ def skinny_linear(
         check_vector("norm_weight", norm_weight, size)
     out = make_result(x, num_weight_rows, activation, residual)
     if tiling is None:
-        tiling = choose_tiling(num_rows, num_weight_rows, size, x.dtype)
+        tiling = tiling_for(num_rows, num_weight_rows, size, x.dtype)
     # Constants by position: keywords cost the host more.
     launch(
         _skinny_linear_kernel,
@@ -117,7 +117,7 @@ def _skinny_linear_kernel(
     """
     HALVES: tl.constexpr = 1 if ACTIVATION is None else 2
     # Products of what one thread loads at once, 16 bytes, are added up at once: fewer sums in registers.
-    # Of float8 a thread loads 8 bytes at once, so that it has the same numbers of x: 16 bytes.
+    # A thread loads 8 bytes of float8 at once, so that it has the same numbers of x: 16 bytes.
     VECTOR: tl.constexpr = 8 if SCALED else 128 // weight_ptr.dtype.element_ty.primitive_bitwidth
     TILED: tl.constexpr = SCALED and WIDTH < SIZE
     start_next(OVERLAP)

@@ -42,7 +42,7 @@ class Tiling:
 
 
 @cache
-def choose_tiling(num_rows: int, num_weight_rows: int, size: int, dtype: torch.dtype) -> Tiling:
+def tiling_for(num_rows: int, num_weight_rows: int, size: int, dtype: torch.dtype) -> Tiling:
     """Return the tiling for the GEMM of M rows and a weight [num_weight_rows, size].
 
     Args:

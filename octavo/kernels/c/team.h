@@ -4,7 +4,7 @@
 // of a layer may last, then sleep. Where other processes have the cores, a thread is taken off its core in mid-stage, and
 // all others wait until its turn comes again. Once that has cost a thread much of a call, it leaves the team, whose
 // others need not wait for it again; it must not read what they write from then on. The engine then takes fewer threads
-// for its next steps (engine/step/threads.py).
+// for its next steps (engine/torch_settings.py).
 
 #pragma once
 

@@ -1,13 +1,18 @@
-"""Checkpoints' layouts of experts, as one: a matrix for each expert and projection.
+"""Checkpoints' layouts of experts, as one: a matrix and perhaps a bias for each expert and projection.
 
     here, Qwen, OLMoE   mlp.gate.weight (router), mlp.experts.3.gate_proj.weight, .up_proj, .down_proj
     Mixtral             block_sparse_moe.gate.weight, .experts.3.w1.weight, .w3, .w2
     llm-compressor      block_sparse_moe.gate.weight, .experts.3.gate_proj.weight, .up_proj, .down_proj
     transformers 5      mlp.gate.weight, mlp.experts.gate_up_proj [E, 2 n, hidden], .down_proj [E, hidden, n]
 
+    gpt-oss             mlp.router.weight, .bias
+                        mlp.experts.gate_up_proj [E, hidden, 2 n], gate_up_proj_bias [E, 2 n]
+                        mlp.experts.down_proj [E, n, hidden], down_proj_bias [E, hidden]
+
 Scales and packed integers of quantised experts are beside them: `.experts.3.w1.qweight`,
-`.experts.gate_up_proj_scale_inv`. gpt-oss's names are in experts.gpt_oss. GGUF files' stacked tensors get
-these names in formats.gguf.weights.
+`.experts.gate_up_proj_scale_inv`. In gpt-oss, gate and up alternate along 2 n, and its stacks in MXFP4 have
+the first line's names already; see formats.float4. GGUF files' stacked tensors get these names in
+formats.gguf.gguf_weights.
 """
 
 import re
@@ -18,9 +23,58 @@ from types import MappingProxyType
 from torch import Tensor
 
 from octavo.errors import UnsupportedModelError
-from octavo.models.experts.gpt_oss import PARTS, gpt_oss_places
 from octavo.models.renamed import Place, by_name, renamed, renamed_tensors
-from octavo.models.weights import Part, StoredTensors, WeightSource
+from octavo.models.weights import Part, StoredTensors, WeightSource, slice_bounds
+
+_ROUTER = re.compile(r"(.*\.mlp)\.router\.(weight|bias)")
+_STACK = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)(_bias)?")
+# A stack of experts -> the projections whose rows it has.
+PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Transposed(Place):
+    """The columns first_column, first_column + step, ... of an expert in a stack, which become rows.
+
+    Attributes:
+        expert: index into the stack.
+        first_column: the first of these columns.
+        step: 2 where gate and up alternate.
+    """
+
+    expert: int
+    first_column: int
+    step: int
+
+    def read(self, read: Callable[..., Tensor], rows: Part, columns: Part) -> Tensor:
+        start, stop = slice_bounds(rows, self.shape[0])
+        expert, stored = slice(self.expert, self.expert + 1), slice(self.step * start, self.step * stop)
+        if len(self.shape) == 1:
+            return read(self.name, rows=expert, columns=stored)[
+                0, self.first_column :: self.step
+            ].contiguous()
+        matrix = read(self.name, rows=expert, columns=columns)[0]
+        return matrix[:, stored][:, self.first_column :: self.step].T.contiguous()
+
+
+def gpt_oss_places(weights: WeightSource, name: str) -> Iterator[tuple[str, Place]]:
+    """Yield the tensors that a stored one contains, by our names."""
+    shape = tuple(weights.shape(name))
+    router, stack = _ROUTER.fullmatch(name), _STACK.fullmatch(name)
+    if router is not None:
+        yield f"{router[1]}.gate.{router[2]}", Place(name=name, shape=shape)
+    elif stack is not None and len(shape) == (2 if stack[3] else 3):
+        parts = PARTS[stack[2]]
+        # A stack with a column too many keeps it, so that its shape differs from the config's.
+        size = shape[-1] // len(parts) if shape[-1] % len(parts) == 0 else shape[-1]
+        inner, step, kind = (size, *shape[1:-1]), len(parts), "bias" if stack[3] else "weight"
+        for expert in range(shape[0]):
+            for column, part in enumerate(parts):
+                place = _Transposed(name=name, shape=inner, expert=expert, first_column=column, step=step)
+                yield f"{stack[1]}.{expert}.{part}.{kind}", place
+    else:
+        yield name, Place(name=name, shape=shape)
+
 
 _MIXTRAL = re.compile(
     r"(.*)\.block_sparse_moe\.(?:gate|experts\.(\d+)\.(w1|w2|w3|gate_proj|up_proj|down_proj))\.(\w+)"
@@ -87,7 +141,7 @@ def with_stored_expert_names(tensors: StoredTensors, tile_rows: int = 1) -> Stor
 
 
 def _places(weights: WeightSource, name: str, tile_rows: int = 1) -> Iterator[tuple[str, Place]]:
-    """Yield the tensors that a stored one holds, by their names here."""
+    """Yield the tensors that a stored one contains, by our names."""
     shape = tuple(weights.shape(name))
     if (match := _MIXTRAL.fullmatch(name)) is not None:
         prefix, expert, projection, suffix = match.groups()
@@ -112,8 +166,8 @@ def _places(weights: WeightSource, name: str, tile_rows: int = 1) -> Iterator[tu
 def _divide(shape: tuple[int, ...], number: int) -> list[tuple[int | None, tuple[int, ...]]]:
     """Divide an expert's rows among its projections: the first row and the shape of each.
 
-    Rows that cannot be divided are whole for each: a single scale is for both, and the shape of a matrix with
-    a row too many tells that it is not that of the config.
+    Rows that cannot be divided go whole to each projection: a single scale is for both, and a matrix with a
+    row too many keeps a shape that differs from the config's.
     """
     if number == 1 or not shape or shape[0] % number:
         return [(None, shape or (1,))] * number
@@ -122,7 +176,7 @@ def _divide(shape: tuple[int, ...], number: int) -> list[tuple[int | None, tuple
 
 
 def _check_tiles(weights: WeightSource, name: str, stack: str, tile_rows: int) -> None:
-    """Refuse scales for tiles of which one has rows of gate and of up.
+    """Refuse tiles of scales if one of them has rows of both gate and up.
 
     Raises:
         UnsupportedModelError: there is such a tile.

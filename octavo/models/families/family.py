@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-# How a family decides which layers slide when its config has no layer_types.
+# How a family decides which layers have a sliding window when its config has no layer_types.
 WindowRule = Literal[
     "never", "always", "when_used", "after_max_window_layers", "all_but_every_nth", "without_rope"
 ]
@@ -43,8 +43,8 @@ class Family:
         window_rule: which layers have a sliding window.
         attention_bias: which attention projections have a bias.
         has_mlp_bias_option: config.json may switch feed-forward biases on (mlp_bias).
-        has_qk_norm: queries and keys are normalised per head.
-        has_wide_qk_norm: queries are normalised over all heads, and keys likewise.
+        has_qk_norm: queries and keys are normalised per head, before the rotation.
+        has_wide_qk_norm: queries are normalised over all heads before the rotation, and keys likewise.
         has_post_norms: attention and feed-forward outputs are normalised before the residual sum.
         norm_weight_offset: added to stored norm weights; 1 where weight - 1 is stored.
         scales_embeddings: embeddings are multiplied by sqrt(hidden size).
@@ -54,7 +54,7 @@ class Family:
         has_final_softcap: config.json may bound logits.
         has_local_rope: sliding layers have rotary frequencies of their own.
         has_nope_layers: some layers do not rotate queries and keys (no_rope_layers).
-        has_partial_rotary: config.json may let only a part of each head turn (partial_rotary_factor).
+        has_partial_rotary: config.json may rotate only a part of each head (partial_rotary_factor).
         has_fused_projections: checkpoints store q, k and v in one matrix, and gate and up in one.
         has_sinks: each query head sees one more key, whose score is a weight and whose value is 0.
         experts: its mixtures of experts, or None.

@@ -11,93 +11,54 @@ from types import MappingProxyType
 from octavo.errors import UnsupportedModelError, suggest
 from octavo.models.families.family import ExpertFamily, Family
 
-# Architectures that people ask for, and what of them is missing here.
+# Unsupported architectures that people ask for, and the part that is missing.
 _MISSING: Mapping[str, str] = MappingProxyType(
     {
         name: reason
         for reason, names in (
             (
                 "experts that all tokens share are not",
-                (
-                    "DeepseekForCausalLM",
-                    "DeepseekV2ForCausalLM",
-                    "DeepseekV3ForCausalLM",
-                    "DeepseekV32ForCausalLM",
-                    "Ernie4_5_MoeForCausalLM",
-                    "Glm4MoeForCausalLM",
-                    "Qwen2MoeForCausalLM",
-                ),
+                "DeepseekForCausalLM DeepseekV2ForCausalLM DeepseekV3ForCausalLM DeepseekV32ForCausalLM "
+                "Ernie4_5_MoeForCausalLM Glm4MoeForCausalLM Qwen2MoeForCausalLM",
             ),
             (
                 "experts that all tokens share and attention within chunks are not",
-                ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
+                "Llama4ForCausalLM Llama4ForConditionalGeneration",
             ),
-            (
-                "layers of linear attention are not",
-                ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
-            ),
+            ("layers of linear attention are not", "Qwen3_5ForCausalLM Qwen3_5ForConditionalGeneration"),
             (
                 "layers of linear attention and experts that all tokens share are not",
-                ("Qwen3NextForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
+                "Qwen3NextForCausalLM Qwen3_5MoeForCausalLM Qwen3_5MoeForConditionalGeneration",
             ),
             (
                 "state spaces and convolutions in place of attention are not",
-                (
-                    "FalconH1ForCausalLM",
-                    "FalconMambaForCausalLM",
-                    "JambaForCausalLM",
-                    "Lfm2ForCausalLM",
-                    "Mamba2ForCausalLM",
-                    "MambaForCausalLM",
-                ),
+                "FalconH1ForCausalLM FalconMambaForCausalLM JambaForCausalLM Lfm2ForCausalLM "
+                "Mamba2ForCausalLM MambaForCausalLM",
             ),
             (
                 "norms that subtract the mean are not",
-                (
-                    "BloomForCausalLM",
-                    "Cohere2ForCausalLM",
-                    "CohereForCausalLM",
-                    "DbrxForCausalLM",
-                    "FalconForCausalLM",
-                    "GPT2LMHeadModel",
-                    "GPTJForCausalLM",
-                    "GPTNeoXForCausalLM",
-                    "MptForCausalLM",
-                    "NemotronForCausalLM",
-                    "OPTForCausalLM",
-                    "PhiForCausalLM",
-                    "StableLmForCausalLM",
-                    "Starcoder2ForCausalLM",
-                ),
+                "BloomForCausalLM Cohere2ForCausalLM CohereForCausalLM DbrxForCausalLM FalconForCausalLM "
+                "GPT2LMHeadModel GPTJForCausalLM GPTNeoXForCausalLM MptForCausalLM NemotronForCausalLM "
+                "OPTForCausalLM PhiForCausalLM StableLmForCausalLM Starcoder2ForCausalLM",
             ),
             (
                 "images are not; a checkpoint of the text model alone is, where its family is listed",
-                (
-                    "Gemma3ForConditionalGeneration",
-                    "LlavaForConditionalGeneration",
-                    "Mistral3ForConditionalGeneration",
-                    "MllamaForConditionalGeneration",
-                    "Phi4MMForCausalLM",
-                    "Qwen2VLForConditionalGeneration",
-                    "Qwen2_5_VLForConditionalGeneration",
-                    "Qwen3VLForConditionalGeneration",
-                    "Qwen3VLMoeForConditionalGeneration",
-                ),
+                "Gemma3ForConditionalGeneration LlavaForConditionalGeneration "
+                "Mistral3ForConditionalGeneration MllamaForConditionalGeneration Phi4MMForCausalLM "
+                "Qwen2VLForConditionalGeneration Qwen2_5_VLForConditionalGeneration "
+                "Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration",
             ),
             (
                 "blocks without a norm of their input are not",
-                ("Olmo2ForCausalLM", "Olmo3ForCausalLM", "Exaone4ForCausalLM"),
+                "Olmo2ForCausalLM Olmo3ForCausalLM Exaone4ForCausalLM",
             ),
-            (
-                "factors of residual sums and logits are not",
-                ("GraniteForCausalLM", "GraniteMoeForCausalLM"),
-            ),
+            ("factors of residual sums and logits are not", "GraniteForCausalLM GraniteMoeForCausalLM"),
         )
-        for name in names
+        for name in names.split()
     }
 )
 
-# How alike a name must be to be suggested; it is high, as all names end alike.
+# How similar a name must be to be suggested: high, because all names end alike.
 _LIKENESS = 0.85
 
 _QWEN_DEFAULTS = {"sliding_window": 4096, "max_window_layers": 28, "max_position_embeddings": 32768}

@@ -4,20 +4,20 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from octavo.errors import UnsupportedModelError
-from octavo.models.config_fields import ConfigFields
+from octavo.models.config_fields import ConfigFields, words
 from octavo.models.formats import float4
 from octavo.models.formats.float4 import Float4Scheme
-from octavo.models.formats.float8 import MXFP8, Float8Scheme
+from octavo.models.formats.float8_scheme import MXFP8, Float8Scheme
 from octavo.models.formats.integers.int_quantized import IntQuantizedScheme
 from octavo.models.formats.integers.pack_quantized import PackQuantizedScheme
 from octavo.models.formats.matrix_schemes import MatrixScheme, MixedScheme
-from octavo.models.formats.scheme_fields import ARGUMENTS, check_cache, check_patterns, read_block, words
+from octavo.models.formats.scheme_fields import ARGUMENTS, check_cache, check_patterns, read_block
 
 _KEYS = words(
     "config_groups format global_compression_ratio ignore kv_cache_scheme moe_sparsity_config",
     "provider quant_method quantization_status sparsity_config transform_config version",
 )
-# Values of actorder: groups are those of the columns' places, or of columns from anywhere.
+# Values of actorder: a group has neighbouring columns, or columns from anywhere.
 _IN_ORDER, _ORDERED = (None, False, "static", "weight"), (True, "dynamic", "group")
 _GROUP_KEYS = frozenset({"format", "input_activations", "output_activations", "targets", "weights"})
 

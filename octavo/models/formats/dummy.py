@@ -10,7 +10,7 @@ from torch import Tensor
 
 from octavo.errors import UnsupportedModelError
 from octavo.forms.base import Storage
-from octavo.forms.mxfp4 import MXFP4, Mxfp4Weight, blocks_of
+from octavo.forms.mxfp4 import MXFP4, Mxfp4Weight, block_slice
 from octavo.models.weights import CPU, Part, missing_tensor, slice_bounds
 
 _STANDARD_DEVIATION = 0.02
@@ -50,7 +50,7 @@ class DummyWeights:
         self._seed = seed
         generator = torch.Generator().manual_seed(seed)
         pool = torch.randn(_POOL_SIZE, dtype=torch.float32, generator=generator) * _STANDARD_DEVIATION
-        # Stored twice, so that no read wraps around; rounded once, as rounding takes longer than copying.
+        # The pool is stored twice, so that no read wraps around, and rounded only once for each dtype.
         self._pools = {torch.float32: torch.cat((pool, pool))}
 
     def names(self) -> Set[str]:
@@ -79,7 +79,7 @@ class DummyWeights:
         return out
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
     def _pool(self, dtype: torch.dtype) -> Tensor:
         if dtype not in self._pools:
@@ -102,7 +102,7 @@ class DummyWeights:
 
 
 class DummyMxfp4(DummyWeights):
-    """Dummy weights of which those of experts are MXFP4, of random bytes; a QuantisedSource, too."""
+    """Dummy weights whose experts are MXFP4, made of random bytes; it is a QuantisedSource, too."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], *, seed: int = 0) -> None:
         """Draw the pools; arguments and errors as of DummyWeights."""
@@ -123,7 +123,7 @@ class DummyMxfp4(DummyWeights):
         num_rows, num_columns = self.shape(name)
         start, stop = slice_bounds(rows, num_rows)
         first, last = slice_bounds(columns, num_columns)
-        blocks = blocks_of(name, first, last)
+        blocks = block_slice(name, first, last)
         values = torch.empty(stop - start, (last - first) // 2, dtype=torch.uint8)
         position = self._position(name) + start * (num_columns // 2)
         self._fill(values, self._bytes, position, [num_columns // 2], slice(first // 2, last // 2))

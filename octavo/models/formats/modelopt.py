@@ -1,26 +1,26 @@
 """Reads the quantization_config of NVIDIA's ModelOpt: an algorithm, or one for each layer.
 
-    FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO, FP8_PB_REAL, MXFP8               formats.float8
+    FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO, FP8_PB_REAL, MXFP8               formats.float8_scheme
     W8A8_SQ_PER_CHANNEL, W8A16                                                  integers.int_quantized
     W4A16_AWQ, W4A8_AWQ                                                         integers.paired_rows
     NVFP4, W4A16_NVFP4, NVFP4_AWQ, W4A8_NVFP4_FP8, MXFP4, W4A8_MXFP4_FP8        formats.float4
 
 Which layers are quantised, and the sizes of groups, are seen from their tensors. AWQ and SmoothQuant leave
-scales of inputs: formats.input_scales.
+scales of inputs: formats.matrix_schemes.
 """
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from octavo.errors import UnsupportedModelError, suggest
-from octavo.models.config_fields import ConfigFields
+from octavo.models.config_fields import ConfigFields, words
 from octavo.models.formats import float4
 from octavo.models.formats.float4 import Float4Scheme
-from octavo.models.formats.float8 import MXFP8, Float8Scheme
+from octavo.models.formats.float8_scheme import MXFP8, Float8Scheme
 from octavo.models.formats.integers.int_quantized import IntQuantizedScheme
 from octavo.models.formats.integers.paired_rows import PairedRowsScheme
 from octavo.models.formats.matrix_schemes import MatrixScheme, MixedScheme
-from octavo.models.formats.scheme_fields import check_cache, check_patterns, words
+from octavo.models.formats.scheme_fields import check_cache, check_patterns
 
 _KEYS = words(
     "config_groups exclude_modules group_size has_zero_point ignore kv_cache_quant_algo",
@@ -32,7 +32,7 @@ _FLOAT8 = Float8Scheme("weight_scale", None, has_input_scales=False)
 _TILES = Float8Scheme("weight_scale", (128, 128), has_input_scales=False)
 _INT8 = IntQuantizedScheme(8, -1, is_symmetric=True, has_one_scale=False)
 _NVFP4, _MXFP4 = (Float4Scheme(float4.MODELOPT, is_nv=is_nv) for is_nv in (True, False))
-# By the names of config.json in capitals: of some algorithms the tool writes its own, small ones.
+# Keys are names in config.json, in capitals; the tool writes some of them in small letters.
 _ALGORITHMS: Mapping[str, MatrixScheme] = MappingProxyType(
     {
         "FP8": _FLOAT8,
@@ -63,7 +63,7 @@ def read_modelopt(fields: ConfigFields) -> MatrixScheme | MixedScheme:
     has_cache = _check_cache(fields)
     algorithm = fields.get("quant_algo")
     if algorithm is None and has_cache:
-        # The cache alone.
+        # Only the cache is quantised.
         return MixedScheme(())
     if algorithm == _MIXED:
         return _read_layers(fields)

@@ -1,4 +1,4 @@
-"""A checkpoint of which some matrices are stored quantised, in several tensors each."""
+"""Checkpoints that store some matrices quantised, in several tensors each."""
 
 from collections.abc import Mapping, Set
 from typing import Protocol
@@ -96,6 +96,18 @@ class QuantisedTensors:
     def close(self) -> None:
         """See WeightSource."""
         self._tensors.close()
+
+
+def matrix_shape(tensors: StoredTensors, name: str) -> tuple[int, int]:
+    """Return the shape of a matrix.
+
+    Raises:
+        WeightsError: the tensor has not two dimensions.
+    """
+    shape = tensors.shape(name)
+    if len(shape) != 2:
+        raise WeightsError(f"{name} is {list(shape)}, expected 2 dimensions")
+    return shape[0], shape[1]
 
 
 def check_tensor(

@@ -60,7 +60,7 @@ class SafetensorsWeights:
 
     def read(self, name: str, *, rows: Part = None, columns: Part = None, dtype: torch.dtype) -> Tensor:
         """Read a tensor or a part of it; see WeightSource."""
-        # Always a copy: truncating the file later would crash the process at a mapped tensor.
+        # This is always a copy: truncating the file later would crash the process at a mapped tensor.
         mapped = self._mapped(name, rows, columns)
         return mapped.to(dtype=dtype, copy=True, memory_format=torch.contiguous_format)
 

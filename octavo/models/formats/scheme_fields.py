@@ -3,18 +3,13 @@
 import re
 
 from octavo.errors import FileFormatError
-from octavo.models.config_fields import ConfigFields
+from octavo.models.config_fields import ConfigFields, words
 
 _CACHE = "kv_cache_scheme"
 
 
-def words(*lines: str) -> frozenset[str]:
-    """Return the words of some lines: names of fields."""
-    return frozenset(" ".join(lines).split())
-
-
-# How tools of AutoGPTQ's family quantised a model, which no stored number depends on any more. transformers 5
-# writes all of them, for AWQ, too; auto-round has its own.
+# Fields that say how tools of AutoGPTQ's family quantised a model; no stored number depends on them any more.
+# transformers 5 writes all of them, for AWQ, too; auto-round has its own.
 CALIBRATION = words(
     "act_group_aware autoround_version backend batch_size block_name_to_quantize cache_block_outputs",
     "damp_auto_increment damp_percent data_type dataset enable_quanted_input exllama_config",
@@ -23,7 +18,7 @@ CALIBRATION = words(
     "static_kv_granularity to_quant_block_names tokenizer true_sequential",
 )
 
-# What compressed-tensors says of weights, activations or a cache.
+# Fields by which compressed-tensors describes weights, activations or a cache.
 ARGUMENTS = words(
     "actorder block_structure dynamic group_size is_mse num_bits observer observer_kwargs scale_dtype",
     "strategy symmetric type zp_dtype",

@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.engine.prompts import TokenIds
+from octavo.engine.prompt_reader import TokenIds
 from octavo.outputs import CompletionDelta, CompletionOutput, RequestOutput
 from octavo.server.api.logprobs import LogprobWriter, check_logprobs, prompt_logprobs
 from octavo.server.api.sse import AnswerEvents, TextEvents, event, is_only_text

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from octavo.engine.prompts import TokenIds
+from octavo.engine.prompt_reader import TokenIds
 from octavo.outputs import Logprob
 from octavo.sampling_params import SamplingParams
 from octavo.server.api.structs import (

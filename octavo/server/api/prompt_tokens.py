@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from octavo.engine.prompts import PromptReader, TokenIds
+from octavo.engine.prompt_reader import PromptReader, TokenIds
 from octavo.errors import ChatTemplateError, PromptError, RequestTooLongError
 from octavo.server.api.structs import MAX_PROMPTS
 from octavo.server.api_errors import refused

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from octavo.engine.prompts import TokenIds
+from octavo.engine.prompt_reader import TokenIds
 from octavo.errors import ChatTemplateError, StructuredOutputError
 from octavo.sampling_params import SamplingParams, StructuredOutput
 from octavo.server.api.prompt_tokens import Prompts, Reading

@@ -13,8 +13,8 @@ from itertools import chain, islice
 import msgspec
 
 from octavo.engine.engine import Engine
+from octavo.engine.engine_stats import EngineStats
 from octavo.engine.request import Request
-from octavo.engine.stats import EngineStats
 from octavo.kv.branches import Branch, top_branches
 from octavo.server.live.cells import MAX_CELLS, Cells, Part, cells_of, occupied_states, parts_of
 from octavo.server.loop.stats import HistogramSnapshot, LoopStats

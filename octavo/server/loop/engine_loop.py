@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from typing import Literal, TypeVar
 
 from octavo.engine.engine import Engine
-from octavo.engine.prompts import Prompt, TokenIds
+from octavo.engine.prompt_reader import Prompt, TokenIds
 from octavo.errors import EngineDeadError, InvalidArgumentError, NotReadyError
 from octavo.sampling_params import SamplingParams
 from octavo.server.loop.jobs import Job, Jobs, WaitingRoom

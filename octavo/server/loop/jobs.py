@@ -5,8 +5,8 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from octavo.engine.prompts import TokenIds
-from octavo.engine.structured.grammar import Grammar
+from octavo.engine.prompt_reader import TokenIds
+from octavo.engine.structured.matcher import Grammar
 from octavo.errors import EngineDeadError, InvalidArgumentError, OctavoError, QueueFullError
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams

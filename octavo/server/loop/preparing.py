@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
 
 from octavo.engine.engine import Engine
-from octavo.engine.prompts import Prompt, PromptReader, TokenIds
-from octavo.engine.structured.grammar import Grammar
+from octavo.engine.prompt_reader import Prompt, PromptReader, TokenIds
+from octavo.engine.structured.matcher import Grammar
 from octavo.sampling_params import SamplingParams
 from octavo.server.loop.stats import Histogram
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from octavo.engine.stats import EngineStats
+from octavo.engine.engine_stats import EngineStats
 from octavo.outputs import RequestMetrics, RequestOutput
 
 # Upper bounds of buckets: six per decade, from 0.1 ms to 1,000 s, and powers of two of tokens.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from octavo.engine.engine import Engine
-from octavo.engine.stats import EngineStats
+from octavo.engine.engine_stats import EngineStats
 from octavo.errors import EngineDeadError, EngineError, OctavoError
 from octavo.garbage import freeze
 from octavo.server.loop.jobs import Job, Jobs

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo.engine.structured.compiling import choice_regex
+from octavo.engine.structured.compiler import choice_regex
 from octavo.errors import StructuredOutputError
 from octavo.sampling_params import StructuredOutput
 from octavo.server.parsing.call_formats import CallFormat, Markers, XmlFormat

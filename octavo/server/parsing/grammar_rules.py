@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from octavo.engine.structured.compiling import choice_regex
-from octavo.engine.structured.schemas import held_schema
+from octavo.engine.structured.compiler import choice_regex
+from octavo.engine.structured.schemas import strict_schema
 
 ANY_TEXT = "/(?s:.*)/"
 """A terminal: any text, but no special token."""
@@ -27,7 +27,7 @@ def json_rule(schema: Mapping[str, Any]) -> str:
     Raises:
         StructuredOutputError: the schema cannot become a grammar.
     """
-    return f"%json {json.dumps(held_schema(schema, _JSON_OPTIONS), ensure_ascii=False)}"
+    return f"%json {json.dumps(strict_schema(schema, _JSON_OPTIONS), ensure_ascii=False)}"
 
 
 def pattern_terminal(pattern: str) -> str:

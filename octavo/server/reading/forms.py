@@ -9,7 +9,7 @@ import tokenizers
 from msgspec import Struct
 
 from octavo.config import MessageControlTokens
-from octavo.engine.prompts import PromptReader, TokenIds
+from octavo.engine.prompt_reader import PromptReader, TokenIds
 from octavo.sampling_params import SamplingParams
 from octavo.server.api.prompt_tokens import Prompts
 from octavo.server.api.sampling import Defaults

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
-from octavo.engine.prompts import TokenIds
+from octavo.engine.prompt_reader import TokenIds
 from octavo.errors import PromptError
 from octavo.sampling_params import SamplingParams
 from octavo.server.api.body import decode

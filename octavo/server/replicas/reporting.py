@@ -5,7 +5,7 @@ from contextvars import ContextVar
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from octavo.engine.prompts import TokenIds
+from octavo.engine.prompt_reader import TokenIds
 from octavo.engine.request_maker import salt_bytes
 from octavo.router import Ledger, Marks, Report
 from octavo.router.ledger import REPORT_PATH

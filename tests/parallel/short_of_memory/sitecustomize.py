@@ -15,7 +15,7 @@ def install() -> None:
     """Replace the allocation of the cache, or the run of the network."""
     import torch
 
-    from octavo.engine import loading
+    from octavo.engine import runner_setup
     from octavo.engine.model_runner import ModelRunner
 
     def fail(*_: object) -> None:
@@ -30,7 +30,7 @@ def install() -> None:
         return run(*arguments)  # type: ignore[arg-type]
 
     if WHERE == "load":
-        loading._allocate_kv_cache = fail  # type: ignore[assignment]
+        runner_setup._allocate_kv_cache = fail  # type: ignore[assignment]
     else:
         ModelRunner._forward = run_or_fail  # type: ignore[method-assign, assignment]
 

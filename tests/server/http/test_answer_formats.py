@@ -10,8 +10,8 @@ import pytest
 from llguidance import LLMatcher
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
-from octavo.engine.structured.compiling import grammar_source
-from octavo.engine.structured.vocabulary import read_vocabulary
+from octavo.engine.structured.compiler import grammar_source
+from octavo.engine.structured.grammar_vocabulary import read_vocabulary
 from octavo.errors import UnsupportedModelError
 from octavo.sampling_params import StructuredOutput
 from octavo.server.parsing.answer import AnswerReader, ReasoningReader, read_answer

@@ -11,8 +11,8 @@ from llguidance import LLMatcher, LLTokenizer
 from tiny_chat import write_model
 from tiny_harmony import TOOL, write_harmony_model
 
-from octavo.engine.structured.compiling import grammar_source
-from octavo.engine.structured.vocabulary import read_vocabulary
+from octavo.engine.structured.compiler import grammar_source
+from octavo.engine.structured.grammar_vocabulary import read_vocabulary
 from octavo.errors import StructuredOutputError
 from octavo.sampling_params import StructuredOutput
 from octavo.server.parsing.answer import AnswerReader, read_answer

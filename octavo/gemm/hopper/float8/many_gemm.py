@@ -9,14 +9,14 @@ from triton.experimental.gluon import language as gl
 
 from octavo.errors import InvalidArgumentError
 from octavo.forms.float8 import Float8Weight
-from octavo.gemm.float8_operands import check_product
+from octavo.gemm.float8_operands import check_float8
 from octavo.gemm.hopper.float8.many_kernel import many_kernel
 from octavo.gemm.hopper.float8.many_tiles import Result, Shape
 from octavo.gemm.hopper.float8.many_tiling import (
     HALF_ROWS,
     STEP,
     ManyTiling,
-    choose_tiling,
+    tiling_for,
     unsupported_reason,
 )
 from octavo.kernels.descriptor import describe_matrix, describe_rows
@@ -48,7 +48,7 @@ def many_linear(
         bias, activation, residual: see skinny_linear; the residual's rows as those of x.
         row_scales: [M] float32 contiguous, in any shape, by which rows of x are to be multiplied.
         dtype: of the result.
-        tiling: None: choose_tiling's.
+        tiling: None: tiling_for's.
 
     Returns:
         residual, or a new contiguous [M, N] or [M, N / 2].
@@ -59,7 +59,7 @@ def many_linear(
     reason = unsupported_reason(weight)
     if reason is not None:
         raise InvalidArgumentError(f"many_linear cannot run: {reason}")
-    out = check_product(x, weight, bias, row_scales, dtype, activation, residual)
+    out = check_float8(x, weight, bias, row_scales, dtype, activation, residual)
     num_rows, (num_weight_rows, size) = x.shape[0], weight.shape
     if num_rows == 0:
         return out
@@ -70,7 +70,7 @@ def many_linear(
     is_tiled = weight.height > 1
     if tiling is None:
         adds = residual is not None or bias is not None
-        tiling = choose_tiling(
+        tiling = tiling_for(
             *(num_rows, num_weight_rows, num_multiprocessors(x.device), halves), adds=adds, is_tiled=is_tiled
         )
     num_columns = num_weight_rows // halves

@@ -12,14 +12,14 @@ HALF_ROWS = TILE_ROWS // 2
 # Columns of a step, a byte each; steps whose products tensor cores add up: 512 columns.
 STEP = 128
 _SPAN = 4
-# Shared memory of an SM but for barriers, and bytes of a number of the result.
+# Shared memory of an SM, less that of barriers; bytes of a number of the result.
 _SHARED_BYTES = 231_000
 _RESULT_BYTES = 2
-# Columns of a tile's two parts: with gate and up; with a residual or a bias, which take registers; with none.
+# Columns of a tile's two parts: for gate and up; with a residual or a bias, which take registers; otherwise.
 _GATED = ((64, 32), (64, 0), (32, 0))
 _ADDING = ((128, 0), (64, 0), (32, 0))
 _PLAIN = ((128, 64), *_ADDING)
-# Tiles below one another that run at the same time; fewer where one row of tiles keeps all programs busy.
+# Tiles below one another that run at the same time; 1 where one row of tiles keeps all programs busy.
 _GROUP = 16
 _NARROW = 4096
 
@@ -44,14 +44,19 @@ class ManyTiling:
 
 
 def unsupported_reason(weight: Float8Weight) -> str | None:
-    """Return why this GEMM cannot run with a weight [N, K], or None if it can. Called per layer and step."""
+    """Return why this GEMM cannot run with a weight [N, K], or None if it can."""
     if nvidia_generation(weight.device) != 9:
         return f"it needs a Hopper GPU (compute capability 9.0), got a weight on {weight.device}"
+    return misfit(weight)
+
+
+def misfit(weight: Float8Weight) -> str | None:
+    """Return why a Hopper GPU's GEMM of many float8 rows cannot multiply by a weight, or None if it can."""
     num_rows, size = weight.shape
     if (weight.height, weight.width) == (1, size):
         fits = num_rows % 16 == size % 16 == 0
     else:
-        # Of gate and up, and so of a program's tile, each lies in one row of tiles.
+        # Gate and up, hence each half of a program's tile, must stay within one row of scale tiles.
         is_square = weight.height == weight.width == STEP
         fits = is_square and num_rows % (2 * STEP) == size % STEP == 0
     if fits:
@@ -64,7 +69,7 @@ def unsupported_reason(weight: Float8Weight) -> str | None:
 
 
 @cache
-def choose_tiling(
+def tiling_for(
     num_rows: int, num_weight_rows: int, num_programs: int, halves: int, *, adds: bool, is_tiled: bool
 ) -> ManyTiling:
     """Return the tiling for the GEMM of M rows and a weight of N rows that reads least per program.

@@ -24,7 +24,7 @@ from octavo.gemm.hopper.floats.dense_gemm_tiling import (
     ATOM,
     ATOM_BYTES,
     HopperTiling,
-    choose_hopper_tiling,
+    hopper_tiling_for,
     unsupported_reason,
 )
 from octavo.gemm.operands import check_vector, make_result
@@ -55,7 +55,7 @@ def hopper_linear(
         bias, activation, residual: see skinny_linear.
         row_scales: [M] float32 contiguous, in any shape, of float8 rows, by which they are to be multiplied.
         dtype: of the result; None: that of x.
-        tiling: None: choose_hopper_tiling's.
+        tiling: None: hopper_tiling_for's.
 
     Returns:
         residual, or a new contiguous [M, N] or [M, N / 2], dtype of x.
@@ -80,7 +80,7 @@ def hopper_linear(
         x if dtype is None else x.new_empty(num_rows, 0, dtype=dtype), weight.shape[0], activation, residual
     )
     if tiling is None:
-        tiling = choose_hopper_tiling(num_rows, weight.shape[0], size, is_gated=halves == 2)
+        tiling = hopper_tiling_for(num_rows, weight.shape[0], size, is_gated=halves == 2)
     num_tiles = -(-size // tiling.depth)
     _check_stages(tiling, num_tiles)
     shape = Shape(

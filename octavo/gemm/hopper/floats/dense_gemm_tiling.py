@@ -12,14 +12,14 @@ from octavo.kernels.device import nvidia_generation
 ATOM = 64
 ATOM_BYTES = 128
 GROUP_ROWS = 64
-# All of an SM's shared memory but what barriers and the system take: the more bytes under way, the better.
+# An SM's shared memory, less what barriers and the system take: the more bytes in flight, the better.
 _SHARED_BYTES = 200 * 1024
-# Fewest programs. More of them have smaller tiles and read rows more often; long sums (K) of few rows want
-# more.
+# Fewest programs: with more of them tiles are smaller and rows are read more often. Long sums (K) of a few
+# rows take more.
 _NUM_PROGRAMS = 64
 _NUM_PROGRAMS_LONG = 72
 _LONG = 4096
-# Of the latter: tiles of 32 rows of the weight are the smallest, where there are enough of them.
+# If there are so many tiles of 32 rows of the weight, long sums take no smaller ones.
 _ENOUGH = 48
 # Each stage's barriers take time to set up.
 _MAX_STAGES = 24
@@ -46,14 +46,16 @@ class HopperTiling:
 
 
 def unsupported_reason(x: Tensor, weight: Tensor | Float8Weight) -> str | None:
-    """Return why the GEMM for Hopper GPUs cannot run with x [M, K] and weight [N, K], or None if it can.
-
-    Called per layer and step.
-    """
-    if isinstance(weight, Float8Weight):
-        return _float8_operands_reason(x, weight)
+    """Return why the GEMM for Hopper GPUs cannot run with x [M, K] and weight [N, K], or None if it can."""
     if nvidia_generation(weight.device) != 9:
         return f"it needs a Hopper GPU (compute capability 9.0), got a weight on {weight.device}"
+    return misfit(x, weight)
+
+
+def misfit(x: Tensor, weight: Tensor | Float8Weight) -> str | None:
+    """Return why a Hopper GPU's GEMM cannot multiply x [M, K] by weight [N, K]; called per layer and step."""
+    if isinstance(weight, Float8Weight):
+        return float8_misfit(weight) or _float8_rows_misfit(x, weight)
     x_shape, weight_shape = x.shape, weight.shape
     if (
         len(x_shape) == len(weight_shape) == 2
@@ -78,10 +80,8 @@ def unsupported_reason(x: Tensor, weight: Tensor | Float8Weight) -> str | None:
     )
 
 
-def float8_unsupported_reason(weight: Float8Weight) -> str | None:
-    """Return why the GEMM for Hopper GPUs cannot run with a float8 weight [N, K], or None if it can."""
-    if nvidia_generation(weight.device) != 9:
-        return f"it needs a Hopper GPU (compute capability 9.0), got a weight on {weight.device}"
+def float8_misfit(weight: Float8Weight) -> str | None:
+    """Return why a Hopper GPU's GEMM cannot multiply float8 rows by a weight [N, K], or None if it can."""
     num_rows, size = weight.shape
     if num_rows % 32 == size % ATOM_BYTES == 0 and weight.width in (ATOM_BYTES, size):
         return None
@@ -91,16 +91,13 @@ def float8_unsupported_reason(weight: Float8Weight) -> str | None:
     )
 
 
-def _float8_operands_reason(x: Tensor, weight: Float8Weight) -> str | None:
-    reason = float8_unsupported_reason(weight)
-    if reason is not None:
-        return reason
+def _float8_rows_misfit(x: Tensor, weight: Float8Weight) -> str | None:
     if x.dtype == FLOAT8 and x.is_contiguous() and x.shape[1:] == weight.shape[1:]:
         return None
     return f"x must be contiguous float8 [M, {weight.shape[1]}], got {list(x.shape)} {x.dtype}"
 
 
-def choose_hopper_tiling(num_rows: int, num_weight_rows: int, size: int, *, is_gated: bool) -> HopperTiling:
+def hopper_tiling_for(num_rows: int, num_weight_rows: int, size: int, *, is_gated: bool) -> HopperTiling:
     """Return the tiling for the GEMM of M rows and a weight [num_weight_rows, size].
 
     Args:
@@ -136,7 +133,7 @@ def fill_tiling(
         is_gated: whether an activation halves the columns.
         shared_bytes: shared memory to fill.
     """
-    # Without what a product reads beyond the last rows, and barriers.
+    # A product reads beyond the last rows, and barriers take space, too.
     space = shared_bytes - 2 * ATOM * (GROUP_ROWS - rows) - 1024
     weight_rows = columns * (2 if is_gated else 1)
     depth = 128 if rows > 16 else 256

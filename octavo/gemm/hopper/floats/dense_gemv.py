@@ -11,7 +11,7 @@ from octavo.gemm.hopper.floats.dense_gemv_tiling import (
     TILE_ROWS,
     WARPS,
     GemvTiling,
-    choose_gemv_tiling,
+    gemv_tiling_for,
     unsupported_reason,
 )
 from octavo.gemm.operands import check_operands, check_vector, make_result
@@ -40,7 +40,7 @@ def gemv_linear(
         weight: [N, K], see tiling.unsupported_reason; with an activation [gate | up] along N.
         bias, norm_weight, eps, activation, residual: see skinny.skinny_linear. A normed row is rounded to the
             dtype of x, or for float8 weights to float16.
-        tiling: None: choose_gemv_tiling's.
+        tiling: None: gemv_tiling_for's.
 
     Returns:
         residual, or a new contiguous [1, N] or [1, N / 2], dtype of x.
@@ -65,7 +65,7 @@ def gemv_linear(
     halves = 1 if activation is None else 2
     num_columns = num_weight_rows // halves
     if tiling is None:
-        tiling = choose_gemv_tiling(size, values.itemsize)
+        tiling = gemv_tiling_for(size, values.itemsize)
     shape = Shape(
         *(size, halves, tiling.blocks, tiling.stages),
         *(norm_weight is not None, activation, residual is not None, height, width),

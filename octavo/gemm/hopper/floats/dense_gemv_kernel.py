@@ -166,7 +166,7 @@ def _multiply(pipe, row, parts, operands, out, num_columns, eps, shape):
     ATOM: gl.constexpr = _ATOM_BITS // pipe.weights.dtype.primitive_bitwidth
     PLANES: gl.constexpr = row.shape[0] * _X_STEP // (_WARPS * ATOM)
     STEPS: gl.constexpr = ceil_div(shape.size, shape.blocks * _WARPS * ATOM)
-    # Of the model, so it need not wait.
+    # It is part of the model, so it need not wait.
     norms = ()
     if shape.norm:
         norms = load_row(operands.norm, row.shape[0], shape)

@@ -16,10 +16,10 @@ WARPS = 4
 ATOM_BYTES = 64
 # Numbers of x that all warps load at once.
 X_STEP = WARPS * 256
-# Half of an SM's shared memory, but for the system's, barriers and sums: the next kernel's weights are on
-# their way while this one runs.
+# Half of an SM's shared memory, less the system's, barriers and sums: the next kernel's weights are in flight
+# while this one runs.
 _SHARED_BYTES = 112_000
-# As many registers that two programs fit on an SM, which is given them for two warpgroups a program. Longer
+# With so many registers two programs fit on an SM, which allots them for two warpgroups a program. Longer
 # rows of x need more while they are normed or scaled.
 _REGISTERS = 104
 _LONG = 16384
@@ -31,7 +31,7 @@ _DTYPES = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True)
 class GemvTiling:
-    """What a program has under way.
+    """What a program has in flight.
 
     Attributes:
         blocks: atoms of each warp per step, of TILE_ROWS rows.
@@ -45,13 +45,15 @@ class GemvTiling:
 
 
 def unsupported_reason(weight: Tensor | Float8Weight) -> str | None:
-    """Return why the GEMV cannot run with a weight [N, K] and a row in half precision, or None if it can.
+    """Return why the GEMV cannot run with a weight [N, K] and a row in half precision, or None if it can."""
+    if nvidia_generation(weight.device) != 9:
+        return f"it needs a Hopper GPU (compute capability 9.0), got a weight on {weight.device}"
+    return misfit(weight)
 
-    Called per layer and step.
-    """
+
+def misfit(weight: Tensor | Float8Weight) -> str | None:
+    """Return why the GEMV cannot multiply by a weight [N, K] on a Hopper GPU, or None if it can."""
     values = weight.values if isinstance(weight, Float8Weight) else weight
-    if nvidia_generation(values.device) != 9:
-        return f"it needs a Hopper GPU (compute capability 9.0), got a weight on {values.device}"
     size = values.shape[1]
     if isinstance(weight, Float8Weight):
         fits = values.dtype == FLOAT8 and (weight.width >= size or weight.width % ATOM_BYTES == 0)
@@ -75,7 +77,7 @@ def unsupported_reason(weight: Tensor | Float8Weight) -> str | None:
 
 
 @cache
-def choose_gemv_tiling(size: int, itemsize: int) -> GemvTiling:
+def gemv_tiling_for(size: int, itemsize: int) -> GemvTiling:
     """Return the tiling for rows of K numbers.
 
     Args:

@@ -8,7 +8,7 @@ from octavo.forms.float_experts import ExpertWeight
 from octavo.gemm.expert_choice import Choice
 from octavo.gemm.hopper.floats.dense_gemv_tiling import ATOM_BYTES, TILE_ROWS, WARPS
 from octavo.gemm.hopper.floats.expert_gemv_kernel import Operands, RowShape, Shape, float_gemv_kernel
-from octavo.gemm.hopper.floats.expert_gemv_tiling import REGISTERS, choose_float_tiling, unsupported_reason
+from octavo.gemm.hopper.floats.expert_gemv_tiling import REGISTERS, float_tiling_for, unsupported_reason
 from octavo.kernels.descriptor import describe_matrix
 from octavo.kernels.device import num_multiprocessors
 from octavo.kernels.launch import launch, overlaps
@@ -25,7 +25,7 @@ def gemv(
         raise InvalidArgumentError(f"the GEMV of experts cannot run: {reason}")
     num_experts, num_rows, size = weight.shape
     values = weight.values
-    tiling = choose_float_tiling(size, values.itemsize, num_tokens, summed)
+    tiling = float_tiling_for(size, values.itemsize, num_tokens, summed)
     shape = Shape(
         *(size, num_experts, num_chosen, summed, num_tokens, tiling.blocks, tiling.x_steps, tiling.stages),
         *(activation, adds, weight.width if weight.scales is not None else 0),

@@ -27,7 +27,7 @@ _X_STEP = gl.constexpr(X_STEP)
 _ATOM_BITS = gl.constexpr(8 * ATOM_BYTES)
 _FLAT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 _PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-# Of a tile's products, [W, rows, 8].
+# A tile's products, [W, rows, 8].
 _SUMS = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8]))
 
 

@@ -10,8 +10,8 @@ from octavo.gemm.hopper.mxfp4.mxfp4_gemv_kernel import Operands, Shape, expert_g
 from octavo.gemm.hopper.mxfp4.mxfp4_gemv_tiling import (
     REGISTERS,
     WARPS,
-    choose_mxfp4_gemv_tiling,
     copy_boxes,
+    mxfp4_gemv_tiling_for,
     unsupported_reason,
 )
 from octavo.kernels.descriptor import describe_matrix
@@ -29,7 +29,7 @@ def gemv(
         raise InvalidArgumentError(f"the GEMV of experts cannot run: {reason}")
     num_experts, _, size = weight.shape
     is_gated = activation is not None
-    tiling = choose_mxfp4_gemv_tiling(size, num_chosen, is_gated=is_gated)
+    tiling = mxfp4_gemv_tiling_for(size, num_chosen, is_gated=is_gated)
     shape = Shape(
         *(size, num_experts, num_chosen, tiling.parts, tiling.units, tiling.stages, activation, adds)
     )

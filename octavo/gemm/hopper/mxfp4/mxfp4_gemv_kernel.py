@@ -111,7 +111,7 @@ def expert_gemv_kernel(words, exponents, operands, out, num_columns, shape):
     """
     PLANES: gl.constexpr = shape.parts * ceil_div(shape.size, _WARPS * _SPAN)
     gdc_launch_dependents()
-    # Of gate and up both halves are one copy, of down each expert is.
+    # Both halves of gate and up are one copy, and each expert of down is.
     COPIES: gl.constexpr = 1 if shape.activation is not None else 2 * shape.units
     pipe = _Pipe(
         _allocate(words, COPIES * shape.stages),

@@ -29,7 +29,7 @@ SMALLER = gl.constexpr(2.0**-64)
 
 PRODUCT = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8]))
 """Layout of a product, [W, rows, 8]."""
-# Of an expert's words as units of 16 bits, [W, 8, 32], as tensor cores want the rows of a left operand.
+# An expert's words as units of 16 bits, [W, 8, 32], as tensor cores want the rows of a left operand.
 _HALF = gl.constexpr(
     gl.DistributedLinearLayout(
         [[0, 0, 1], [0, 0, 2], [0, 0, 4]],
@@ -39,7 +39,7 @@ _HALF = gl.constexpr(
         [WARPS, COLUMNS, SPAN // 4],
     )
 )
-# Of an expert's exponents, [W, 8].
+# An expert's exponents, [W, 8].
 _EXPONENTS = gl.constexpr(
     gl.DistributedLinearLayout(
         [],
@@ -49,7 +49,7 @@ _EXPONENTS = gl.constexpr(
         [WARPS, COLUMNS],
     )
 )
-# Of x, [W, halves, 4, 32], as tensor cores want [W, 32, 8].
+# The layout of x, [W, halves, 4, 32], as tensor cores want [W, 32, 8].
 _ROW = gl.constexpr(
     gl.DistributedLinearLayout(
         [[0, 0, 0, 1], [0, 0, 0, 2], [0, 0, 0, 4]],

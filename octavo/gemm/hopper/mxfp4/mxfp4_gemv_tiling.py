@@ -1,14 +1,13 @@
 """Where the GEMV of a single token's experts runs, and how it is tiled. Importing this imports no Triton."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
+from octavo.forms.base import ExpertsWeight
 from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight, num_spans
-from octavo.gemm.portable.experts.expert_tiling import AnyExpertWeight
 from octavo.kernels.device import nvidia_generation
 
 # Columns of a result that a program computes at once. Tensor cores multiply twice as many rows of weights:
@@ -17,7 +16,7 @@ COLUMNS = 8
 # Warps that share K, a span each: two for each scheduler, as products wait for one another.
 WARPS = 8
 SPAN = 128
-# Most registers of a thread: so two programs fit on an SM.
+# Most registers of a thread: two programs fit on an SM.
 REGISTERS = 80
 # Bytes of shared memory. Those of gate and up and those of down fit on an SM together, and so do down's and a
 # GEMV's, but never two of one kind: they would sit two by two on some SMs, with twice the work.
@@ -44,12 +43,7 @@ class Mxfp4GemvTiling:
     stages: int
 
 
-def can_stream(x: Tensor, weights: Sequence[AnyExpertWeight], num_chosen: int) -> bool:
-    """Return whether this GEMV takes a step's tokens; see choice.choose_product."""
-    return len(x) == 1 and all(unsupported_reason(x, weight, num_chosen) is None for weight in weights)
-
-
-def unsupported_reason(x: Tensor, weight: AnyExpertWeight, num_chosen: int) -> str | None:
+def unsupported_reason(x: Tensor, weight: ExpertsWeight, num_chosen: int) -> str | None:
     """Return why the GEMV cannot run, or None if it can. Called per layer and step.
 
     Args:
@@ -57,17 +51,22 @@ def unsupported_reason(x: Tensor, weight: AnyExpertWeight, num_chosen: int) -> s
         weight: [E, N, K].
         num_chosen: k.
     """
+    if nvidia_generation(weight.device) != 9:
+        return f"it needs a Hopper GPU (compute capability 9.0), got a weight on {weight.device}"
+    return misfit(x, weight, num_chosen)
+
+
+def misfit(x: Tensor, weight: ExpertsWeight, num_chosen: int) -> str | None:
+    """Return why a Hopper GPU's GEMV cannot run, or None if it can; arguments as for unsupported_reason."""
     if not isinstance(weight, Mxfp4ExpertWeight):
         return "it needs experts in MXFP4"
-    if nvidia_generation(weight.words.device) != 9:
-        return f"it needs a Hopper GPU (compute capability 9.0), got a weight on {weight.words.device}"
     _, num_rows, size = weight.shape
     if (
         x.dtype == torch.bfloat16
         and num_chosen % 2 == 0
         and num_rows % 8 == 0
         and all(
-            choose_mxfp4_gemv_tiling(size, num_chosen, is_gated=is_gated).stages >= _LEAST_STAGES
+            mxfp4_gemv_tiling_for(size, num_chosen, is_gated=is_gated).stages >= _LEAST_STAGES
             for is_gated in (True, False)
         )
     ):
@@ -79,14 +78,14 @@ def unsupported_reason(x: Tensor, weight: AnyExpertWeight, num_chosen: int) -> s
 
 
 def copy_boxes(*, is_gated: bool) -> tuple[list[int], list[int]]:
-    """Return what a copy by TMA has of words and of exponents: of gate and up, or of an expert of down."""
+    """Return the boxes of words and of exponents that TMA copies: of gate and up, or of an expert of down."""
     if is_gated:
         return [2, 1, WARPS, 2 * COLUMNS, 16], [2, 1, WARPS, 2 * COLUMNS]
     return [1, WARPS, COLUMNS, 16], [1, WARPS, COLUMNS]
 
 
 @cache
-def choose_mxfp4_gemv_tiling(size: int, num_chosen: int, *, is_gated: bool) -> Mxfp4GemvTiling:
+def mxfp4_gemv_tiling_for(size: int, num_chosen: int, *, is_gated: bool) -> Mxfp4GemvTiling:
     """Return the tiling of gate and up, or of down.
 
     Args:

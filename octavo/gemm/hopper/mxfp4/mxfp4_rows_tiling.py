@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from octavo.forms.base import ExpertsWeight
 from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight
-from octavo.gemm.portable.experts.expert_tiling import AnyExpertWeight
 from octavo.kernels.device import nvidia_generation
 
 # Rows of the weight in a tile: two warpgroups have 64 each.
@@ -14,25 +14,30 @@ TILE = 128
 # Columns of half a span, as many as TMA's widest swizzle takes.
 ATOM = 64
 SPAN = 128
-# Bytes of shared memory for stages; the rest of 227 KB is for results that change places.
+# Bytes of shared memory for stages; the rest of the 227 KB is scratch for transposing results.
 _STAGE_BYTES = 210_000
 # Bytes of a span of a tile's words.
 _WORD_BYTES = TILE * 16 * 4
-# Rows of an expert, up to which tiles have 64 rows: two programs an SM make up for words read more often.
+# Up to so many rows of an expert, tiles have 64 rows: two programs on an SM make up for words read twice.
 _MOST_OF_64 = 128
 
 
-def unsupported_reason(x: Tensor, weight: AnyExpertWeight) -> str | None:
+def unsupported_reason(x: Tensor, weight: ExpertsWeight) -> str | None:
     """Return why the kernel cannot run, or None if it can. Called per layer and step.
 
     Args:
         x: of either product, [rows, K].
         weight: [E, N, K].
     """
+    if nvidia_generation(weight.device) != 9:
+        return f"it needs a Hopper GPU (compute capability 9.0), got a weight on {weight.device}"
+    return misfit(x, weight)
+
+
+def misfit(x: Tensor, weight: ExpertsWeight) -> str | None:
+    """Return why a Hopper GPU's kernel cannot run, or None if it can; arguments as for unsupported_reason."""
     if not isinstance(weight, Mxfp4ExpertWeight):
         return "it needs experts in MXFP4"
-    if nvidia_generation(weight.words.device) != 9:
-        return f"it needs a Hopper GPU (compute capability 9.0), got a weight on {weight.words.device}"
     _, num_rows, size = weight.shape
     if x.dtype == torch.bfloat16 and num_rows % 16 == 0 and size % ATOM == 0:
         return None
@@ -56,7 +61,7 @@ class Mxfp4ManyTiling:
     registers: int
 
 
-def choose_mxfp4_many_tiling(rows_per_expert: float) -> Mxfp4ManyTiling:
+def mxfp4_many_tiling_for(rows_per_expert: float) -> Mxfp4ManyTiling:
     """Return the tiling for so many rows of an expert on average."""
     return make_tiling(64 if rows_per_expert <= _MOST_OF_64 else 128)
 

@@ -27,7 +27,7 @@ _LEAST, _MOST = gl.constexpr(0x10000000), gl.constexpr(0x7F000000)
 _INVERSE = gl.constexpr(0x7F000000)
 _BITS = gl.constexpr(29 << 23)
 
-# Of a step of the row, [SPANS_AT_ONCE, bytes of a word, 64], as it is loaded; and then with a thread's four
+# A step of the row, [SPANS_AT_ONCE, bytes of a word, 64], as it is loaded; and then with a thread's four
 # bytes of a word first.
 _BLOCKED = gl.constexpr(gl.BlockedLayout([1, 4, 4], [2, 1, 16], [WARPS, 1, 1], [2, 1, 0]))
 _ROW = gl.constexpr(

@@ -8,7 +8,7 @@ from octavo.forms.packed_experts import PackedExpertWeight
 from octavo.gemm.expert_choice import Choice
 from octavo.gemm.hopper.floats.dense_gemv_tiling import TILE_ROWS
 from octavo.gemm.hopper.packed.packed_expert_kernel import Operands, Shape, packed_expert_kernel
-from octavo.gemm.hopper.packed.packed_expert_tiling import REGISTERS, choose_tiling, unsupported_reason
+from octavo.gemm.hopper.packed.packed_expert_tiling import REGISTERS, tiling_for, unsupported_reason
 from octavo.gemm.hopper.packed.packed_gemv_tiling import GROUP, SPAN, WARPS
 from octavo.kernels.descriptor import describe_matrix
 from octavo.kernels.device import num_multiprocessors
@@ -32,7 +32,7 @@ def gemv(
         raise InvalidArgumentError(f"the GEMV of packed experts cannot run: {reason}")
     num_experts, num_rows, size = weight.shape
     num_columns, own = num_rows // halves, TILE_ROWS // halves
-    tiling = choose_tiling(size, summed)
+    tiling = tiling_for(size, summed)
     shape = Shape(
         *(summed * tiling.padded, size, tiling.padded, tiling.columns, num_experts, num_chosen, summed),
         *(halves, 1, tiling.stages, False, activation, adds),

@@ -1,16 +1,15 @@
 """Where the GEMV of packed experts runs, and how it is tiled. Importing this imports no Triton."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
+from octavo.forms.base import ExpertsWeight
 from octavo.forms.packed_experts import PackedExpertWeight
 from octavo.gemm.hopper.floats.dense_gemv_tiling import TILE_ROWS
 from octavo.gemm.hopper.packed.packed_gemv_tiling import GROUP, SPAN, SPANS_AT_ONCE, WARPS
-from octavo.gemm.portable.experts.expert_tiling import AnyExpertWeight
 from octavo.kernels.device import nvidia_generation
 
 REGISTERS = 80
@@ -45,26 +44,23 @@ class PackedGemvTiling:
     stages: int
 
 
-def can_stream(x: Tensor, weights: Sequence[AnyExpertWeight], num_chosen: int) -> bool:
-    """Return whether this GEMV takes a step's tokens; see choice.choose_product."""
-    return len(x) == 1 and all(
-        unsupported_reason(x, weight, summed) is None
-        for weight, summed in zip(weights, (1, num_chosen), strict=True)
-    )
-
-
-def unsupported_reason(x: Tensor, weight: AnyExpertWeight, summed: int) -> str | None:
+def unsupported_reason(x: Tensor, weight: ExpertsWeight, summed: int) -> str | None:
     """Return why the GEMV cannot run, or None if it can. Called per layer and step.
 
     Args:
         x: of the layer, [1, hidden]; that between both products is always contiguous.
         weight: [E, N, K], of gate and up, or of down.
-        summed: see choose_tiling.
+        summed: see tiling_for.
     """
+    if nvidia_generation(weight.device) != 9:
+        return f"it needs a Hopper GPU (compute capability 9.0), got a weight on {weight.device}"
+    return misfit(x, weight, summed)
+
+
+def misfit(x: Tensor, weight: ExpertsWeight, summed: int) -> str | None:
+    """Return why a Hopper GPU's GEMV cannot run, or None if it can; arguments as for unsupported_reason."""
     if not isinstance(weight, PackedExpertWeight):
         return "it needs packed experts"
-    if nvidia_generation(weight.words.device) != 9:
-        return f"it needs a Hopper GPU (compute capability 9.0), got a weight on {weight.words.device}"
     _, num_rows, size = weight.shape
     if (
         len(x) == 1
@@ -72,7 +68,7 @@ def unsupported_reason(x: Tensor, weight: AnyExpertWeight, summed: int) -> str |
         and x.is_contiguous()
         and (weight.bits, weight.group, weight.order) == (4, GROUP, None)
         and num_rows % TILE_ROWS == 0
-        and choose_tiling(size, summed).columns <= _MAX_COLUMNS
+        and tiling_for(size, summed).columns <= _MAX_COLUMNS
     ):
         return None
     return (
@@ -83,7 +79,7 @@ def unsupported_reason(x: Tensor, weight: AnyExpertWeight, summed: int) -> str |
 
 
 @cache
-def choose_tiling(size: int, summed: int) -> PackedGemvTiling:
+def tiling_for(size: int, summed: int) -> PackedGemvTiling:
     """Return the tiling of gate and up, or of down.
 
     Args:

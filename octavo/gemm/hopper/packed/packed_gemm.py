@@ -10,17 +10,17 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from octavo.errors import InvalidArgumentError
-from octavo.forms.packed import MOST_GROUPS, PLANE, TILE, GroupedWeight
+from octavo.forms.packed import MOST_GROUPS, PLANE, TILE, PackedWeight
 from octavo.gemm.hopper.packed.packed_gemm_kernel import Shape, hopper_medium_kernel
 from octavo.gemm.hopper.packed.packed_gemm_tiling import (
     ATOM,
     SPAN,
     HopperMediumTiling,
-    choose_hopper_medium_tiling,
+    hopper_medium_tiling_for,
     unsupported_reason,
 )
 from octavo.gemm.hopper.packed.parts import Parts
-from octavo.gemm.portable.packed.packed_operands import check_product
+from octavo.gemm.portable.packed.packed_operands import check_packed
 from octavo.gemm.portable.packed.packed_result import Result
 from octavo.kernels.descriptor import describe_matrix, describe_rows
 from octavo.kernels.device import num_multiprocessors
@@ -32,7 +32,7 @@ NUM_WARPS = 8
 
 def hopper_medium_linear(
     x: Tensor,
-    weight: GroupedWeight,
+    weight: PackedWeight,
     bias: Tensor | None = None,
     *,
     activation: str | None = None,
@@ -50,7 +50,7 @@ def hopper_medium_linear(
         x: [M, K] float16 or bfloat16, M at most 256, columns in the weight's order; see unsupported_reason.
         weight: [N, K] of 4 bits; with an activation [gate | up] along N.
         bias, activation, residual: see skinny.skinny_linear.
-        tiling: None: choose_hopper_medium_tiling's.
+        tiling: None: hopper_medium_tiling_for's.
 
     Returns:
         residual, or a new contiguous [M, N] or [M, N / 2], dtype of x.
@@ -58,13 +58,13 @@ def hopper_medium_linear(
     Raises:
         InvalidArgumentError: unsupported_reason gives one, or a shape, dtype, stride or tiling does not fit.
     """
-    out = check_product(x, weight, bias, activation, residual)
+    out = check_packed(x, weight, bias, activation, residual)
     reason = unsupported_reason(x, weight, is_gated=activation is not None)
     if reason is not None:
         raise InvalidArgumentError(f"hopper_medium_linear cannot run: {reason}")
     num_rows, (num_weight_rows, size) = x.shape[0], weight.shape
     if tiling is None:
-        tiling = choose_hopper_medium_tiling(
+        tiling = hopper_medium_tiling_for(
             num_rows, num_weight_rows, size, weight.group, num_multiprocessors(x.device)
         )
     num_groups = -(-num_rows // (tiling.rows * tiling.blocks))
@@ -103,7 +103,7 @@ def _words(words: Tensor, *, is_gated: bool) -> TensorDescriptor:
     return describe_matrix(by_turns, [TILE // 16, 2, 8, PLANE])
 
 
-def _pairs(weight: GroupedWeight, *, is_gated: bool) -> TensorDescriptor:
+def _pairs(weight: PackedWeight, *, is_gated: bool) -> TensorDescriptor:
     """Describe scales and minimums in the same order."""
     groups = SPAN // weight.group
     if not is_gated:

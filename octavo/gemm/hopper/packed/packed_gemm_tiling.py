@@ -6,7 +6,7 @@ from functools import cache
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
-from octavo.forms.packed import PLANE, TILE, GroupedWeight
+from octavo.forms.packed import PLANE, TILE, PackedWeight
 from octavo.kernels.device import nvidia_generation
 
 # Columns of K that lie side by side in shared memory, 128 bytes of x.
@@ -21,7 +21,7 @@ _MANY_FORMS = {32: (32, 1), 64: (64, 1), 96: (32, 3), 128: (128, 1), 192: (64, 3
 _FORMS = _MANY_FORMS | {128: (64, 1), 192: (32, 3), MOST_ROWS: (64, 2)}
 # Spans of an SM from which on they are many.
 _MANY_UNITS = 16
-# Shared memory for rows and words: all of an SM's, but for barriers.
+# Shared memory for rows and words: all of an SM's, less that of barriers.
 _SHARED_BYTES = 226 * 1024
 
 
@@ -67,13 +67,15 @@ class HopperMediumTiling:
         return 168 if self.per_sm == 1 else 80
 
 
-def unsupported_reason(x: Tensor, weight: GroupedWeight, *, is_gated: bool) -> str | None:
-    """Return why Hopper's kernel cannot multiply x [M, K] and a packed weight, or None if it can.
-
-    Called per layer and step.
-    """
+def unsupported_reason(x: Tensor, weight: PackedWeight, *, is_gated: bool) -> str | None:
+    """Return why Hopper's kernel cannot multiply x [M, K] and a packed weight, or None if it can."""
     if nvidia_generation(weight.words.device) != 9:
         return f"it needs a Hopper GPU (compute capability 9.0), got a weight on {weight.words.device}"
+    return misfit(x, weight, is_gated=is_gated)
+
+
+def misfit(x: Tensor, weight: PackedWeight, *, is_gated: bool) -> str | None:
+    """Return why a Hopper GPU's kernel cannot multiply x [M, K] by a weight; called per layer and step."""
     if x.shape[0] > MOST_ROWS:
         return f"it needs at most {MOST_ROWS} rows, got {x.shape[0]}"
     if weight.bits != 4:
@@ -112,7 +114,7 @@ def make_tiling(
 
 
 @cache
-def choose_hopper_medium_tiling(
+def hopper_medium_tiling_for(
     num_rows: int, num_weight_rows: int, size: int, group: int, num_multiprocessors: int
 ) -> HopperMediumTiling:
     """Return the tiling for M rows and a weight [N, K], gate and up counted: by measurement on H100 and H200.

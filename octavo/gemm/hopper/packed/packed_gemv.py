@@ -7,13 +7,13 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from octavo.errors import InvalidArgumentError
-from octavo.forms.packed import GroupedWeight
+from octavo.forms.packed import PackedWeight
 from octavo.gemm.hopper.floats.dense_gemv_kernel import Operands, Shape
 from octavo.gemm.hopper.floats.dense_gemv_tiling import TILE_ROWS, GemvTiling
 from octavo.gemm.hopper.packed.packed_gemv_kernel import packed_gemv_kernel
-from octavo.gemm.hopper.packed.packed_gemv_tiling import GROUP, SPAN, WARPS, choose_tiling, unsupported_reason
+from octavo.gemm.hopper.packed.packed_gemv_tiling import GROUP, SPAN, WARPS, tiling_for, unsupported_reason
 from octavo.gemm.operands import check_vector
-from octavo.gemm.portable.packed.packed_operands import check_product
+from octavo.gemm.portable.packed.packed_operands import check_packed
 from octavo.kernels.descriptor import describe_matrix
 from octavo.kernels.device import num_multiprocessors
 from octavo.kernels.launch import launch, overlaps
@@ -23,7 +23,7 @@ _ATOM = 16
 
 def packed_gemv_linear(
     x: Tensor,
-    weight: GroupedWeight,
+    weight: PackedWeight,
     bias: Tensor | None = None,
     *,
     norm_weight: Tensor | None = None,
@@ -40,7 +40,7 @@ def packed_gemv_linear(
         x: [1, K] float16 or bfloat16, contiguous, columns in the weight's order.
         weight: [N, K], see tiling.unsupported_reason; with an activation [gate | up] along N.
         bias, norm_weight, eps, activation, residual: see skinny.skinny_linear.
-        tiling: None: choose_tiling's.
+        tiling: None: tiling_for's.
 
     Returns:
         residual, or a new contiguous [1, N] or [1, N / 2], dtype of x.
@@ -51,7 +51,7 @@ def packed_gemv_linear(
     reason = unsupported_reason(weight)
     if reason is not None:
         raise InvalidArgumentError(f"packed_gemv_linear cannot run: {reason}")
-    out = check_product(x, weight, bias, activation, residual)
+    out = check_packed(x, weight, bias, activation, residual)
     if x.shape[0] != 1:
         raise InvalidArgumentError(f"x must be a single row, got {list(x.shape)}")
     num_weight_rows, size = weight.shape
@@ -60,7 +60,7 @@ def packed_gemv_linear(
     halves = 1 if activation is None else 2
     num_columns, own = num_weight_rows // halves, TILE_ROWS // halves
     if tiling is None:
-        tiling = choose_tiling(size)
+        tiling = tiling_for(size)
     spans = tiling.blocks * WARPS
     shape = Shape(
         *(size, halves, tiling.blocks, tiling.stages, norm_weight is not None, activation),

@@ -118,7 +118,7 @@ def _multiply(pipe, row, totals, parts, operands, out, num_columns, eps, factor,
     OUT: gl.constexpr = gl.SliceLayout(0, gl.BlockedLayout([_WARPS, 1], [1, 32], [1, _WARPS], [1, 0]))
     STEPS: gl.constexpr = row.shape[0]
     mask = half_mask()
-    # Of the model, so it need not wait.
+    # It is part of the model, so it need not wait.
     norms = ()
     if shape.norm:
         norms = load_row(operands.norm, STEPS, shape)

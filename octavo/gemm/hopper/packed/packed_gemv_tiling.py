@@ -2,12 +2,12 @@
 
 from functools import cache
 
-from octavo.forms.packed import GroupedWeight, span_of
+from octavo.forms.packed import PackedWeight, span_columns
 from octavo.gemm.hopper.floats.dense_gemv_tiling import TILE_ROWS, GemvTiling
 from octavo.kernels.device import nvidia_generation
 
 # Columns of a span of 4-bit words, which has two groups, and spans of the row that all warps convert at once.
-SPAN = span_of(4)
+SPAN = span_columns(4)
 GROUP = SPAN // 2
 SPANS_AT_ONCE = 16
 # Warps that share K: two for each scheduler, as products wait for one another.
@@ -22,13 +22,15 @@ _REGISTERS = 80
 _MAX_SIZE = 16_384
 
 
-def unsupported_reason(weight: GroupedWeight) -> str | None:
-    """Return why the GEMV cannot run with a weight and a row in half precision, or None if it can.
-
-    Called per layer and step.
-    """
+def unsupported_reason(weight: PackedWeight) -> str | None:
+    """Return why the GEMV cannot run with a weight and a row in half precision, or None if it can."""
     if nvidia_generation(weight.words.device) != 9:
         return f"it needs a Hopper GPU (compute capability 9.0), got a weight on {weight.words.device}"
+    return misfit(weight)
+
+
+def misfit(weight: PackedWeight) -> str | None:
+    """Return why a Hopper GPU's GEMV cannot multiply by a weight, or None if it can."""
     num_rows, size = weight.shape
     if (
         weight.bits == 4
@@ -45,7 +47,7 @@ def unsupported_reason(weight: GroupedWeight) -> str | None:
 
 
 @cache
-def choose_tiling(size: int) -> GemvTiling:
+def tiling_for(size: int) -> GemvTiling:
     """Return the tiling for rows of K numbers, whose blocks are spans; size: K."""
     room = _SHARED_BYTES - -(-size // (SPANS_AT_ONCE * SPAN)) * _ROW_BYTES
     return GemvTiling(_BLOCKS, room // _STEP_BYTES, _REGISTERS)

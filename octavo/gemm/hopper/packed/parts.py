@@ -6,7 +6,7 @@ stripe. Programs share all units equally, each a run of neighbours:
     units of stripes    0 0 0 0 0 0 | 1 1 1 1 1 1 | 2 2 2 2 2 2
     programs            0 0 0 0 1 1   1 1 2 2 2 2   3 3 3 3 4 4 ...
 
-Of a stripe that several programs share, the last program adds up all parts, in their order; the others store
+The last of the programs that share a stripe adds up all parts, in their order; the others store
 theirs and count them. A program begins with its last stripe, and thus with a part that another one waits
 for; what it waits for itself, it needs at the very end. Programs wait only for those with lower numbers, and
 GPUs start programs in the order of their numbers: so none waits for one that finds no room.

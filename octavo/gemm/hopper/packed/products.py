@@ -35,7 +35,7 @@ _SUMS = gl.constexpr(
         [WARPS, TILE_ROWS, 2, 4],
     )
 )
-# Of digits, [W, halves, digits, 64 bytes], as tensor cores want [W, 64 bytes, 8].
+# Digits, [W, halves, digits, 64 bytes], as tensor cores want [W, 64 bytes, 8].
 _DIGITS_LAYOUT = gl.constexpr(
     gl.DistributedLinearLayout(
         [[0, 0, 0, 1], [0, 0, 0, 2], [0, 0, 0, 4], [0, 0, 0, 8]],
@@ -45,7 +45,7 @@ _DIGITS_LAYOUT = gl.constexpr(
         [WARPS, 2, 4, 64],
     )
 )
-# Of pairs of a tile and of half of it, [W, halves of a span, rows].
+# Pairs of a tile and of half of it, [W, halves of a span, rows].
 _PAIRS_LANES = [[0, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 2], [0, 0, 4]]
 _PAIRS_WARPS = [[1, 0, 0], [2, 0, 0], [4, 0, 0]]
 _PAIRS = gl.constexpr(

@@ -6,14 +6,14 @@ import torch
 
 from octavo.forms.float_experts import ExpertWeight
 from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight
-from octavo.forms.packed import PLANE, span_of
+from octavo.forms.packed import span_columns
 from octavo.forms.packed_experts import PackedExpertWeight
 from octavo.gemm.portable.skinny_tiling import Tiling
 from octavo.kernels.device import nvidia_generation
 
 AnyExpertWeight = ExpertWeight | Mxfp4ExpertWeight | PackedExpertWeight
 
-# Of 1 to 4 tokens, each pair by itself.
+# For 1 to 4 tokens, each pair by itself.
 FEW_TILING = Tiling(columns=4, depth=1024, num_warps=2)
 # Rows of a tile that never change, for deterministic steps.
 _ONE_FOR_ALL = 64
@@ -88,39 +88,32 @@ MXFP4_FEW_TILING = Mxfp4Tiling(8, 32, 2, 2, 4)
 FLOAT32_MXFP4_TILING = Mxfp4Tiling(16, 64, 1, 4, 2)
 
 
-def most_few_tokens(weight: AnyExpertWeight) -> int:
-    """Return up to how many tokens each pair is multiplied by itself; 0: no kernel does."""
-    if isinstance(weight, PackedExpertWeight):
-        return 2 if weight.group >= PLANE else 0
-    return 4
+# What a row of gemm.table says of tilings: (weight, rows of an expert on average, is_gated, deterministic).
+# is_gated: an activation halves the columns. deterministic: one tiling for any number of rows, so that no
+# row's bits depend on it.
 
 
-def choose_few_tiling(weight: AnyExpertWeight) -> Tiling | Mxfp4Tiling | PackedTiling:
+def float_pair_tiling(weight: ExpertWeight) -> Tiling:
     """Return the tiling for 1 to 4 tokens."""
-    if isinstance(weight, PackedExpertWeight):
-        # Warps share K if it is long, else columns.
-        is_long = weight.size >= 8 * span_of(weight.bits)
-        return PackedTiling(8, 32, 4, 3, parts=4) if is_long else PackedTiling(8, 32, 2, 3)
-    return MXFP4_FEW_TILING if isinstance(weight, Mxfp4ExpertWeight) else FEW_TILING
+    return FEW_TILING
 
 
-def choose_grouped_tiling(
-    rows_per_expert: float, weight: AnyExpertWeight, *, is_gated: bool, deterministic: bool
-) -> GroupedTiling | Mxfp4Tiling | PackedTiling:
-    """Return the tiling of a grouped GEMM.
+def mxfp4_pair_tiling(weight: Mxfp4ExpertWeight) -> Mxfp4Tiling:
+    """Return the tiling for 1 to 4 tokens."""
+    return MXFP4_FEW_TILING
 
-    Args:
-        rows_per_expert: on average, with all experts in use.
-        weight: [E, N, K] of the experts.
-        is_gated: an activation halves the columns.
-        deterministic: one tiling for any number of rows, so that no row's bits depend on it.
-    """
-    rows = _ONE_FOR_ALL if deterministic else _rows_of_tile(rows_per_expert, weight)
-    if isinstance(weight, PackedExpertWeight):
-        # The program unpacks a tile's words once for all of its rows; two programs with 64 fit on an SM.
-        return PackedTiling(min(rows, 64), 128, 4, 3 if rows <= 32 else 2)
-    if isinstance(weight, Mxfp4ExpertWeight):
-        return _mxfp4_tiling(rows, weight)
+
+def packed_pair_tiling(weight: PackedExpertWeight) -> PackedTiling:
+    """Return the tiling for 1 or 2 tokens: warps share K if it is long, else columns."""
+    is_long = weight.size >= 8 * span_columns(weight.bits)
+    return PackedTiling(8, 32, 4, 3, parts=4) if is_long else PackedTiling(8, 32, 2, 3)
+
+
+def float_grouped_tiling(
+    weight: ExpertWeight, rows_per_expert: float, *, is_gated: bool, deterministic: bool = False
+) -> GroupedTiling:
+    """Return the tiling of the grouped GEMM with experts in floats, or in float8."""
+    rows = _ONE_FOR_ALL if deterministic else _tile_rows(rows_per_expert, (32, 12), (64, 48))
     values = weight.values
     if values.dtype == torch.float32:
         return GroupedTiling(16, 32, 16, 4, 2, tma=False)
@@ -137,37 +130,45 @@ def choose_grouped_tiling(
     return GroupedTiling(rows, columns, depth, 8, 3, tma)
 
 
-def _rows_of_tile(rows_per_expert: float, weight: AnyExpertWeight) -> int:
-    """Return the rows of a tile.
+def packed_grouped_tiling(
+    weight: PackedExpertWeight, rows_per_expert: float, *, is_gated: bool, deterministic: bool = False
+) -> PackedTiling:
+    """Return the tiling of the grouped GEMM with packed experts."""
+    rows = _ONE_FOR_ALL if deterministic else _tile_rows(rows_per_expert, (16, 6), (32, 24))
+    # The program unpacks a tile's words once for all of its rows; two programs with 64 fit on an SM.
+    return PackedTiling(min(rows, 64), 128, 4, 3 if rows <= 32 else 2)
+
+
+def mxfp4_grouped_tiling(
+    weight: Mxfp4ExpertWeight, rows_per_expert: float, *, is_gated: bool, deterministic: bool = False
+) -> Mxfp4Tiling:
+    """Return the tiling of the grouped GEMM with experts in MXFP4."""
+    limits = (8, 1), (16, 8), (32, 24), (64, 48)
+    rows = _ONE_FOR_ALL if deterministic else _tile_rows(rows_per_expert, *limits)
+    if rows < 128 or nvidia_generation(weight.words.device) < 9:
+        # Other GPUs have less memory in an SM. Three programs fit on one, as long as sums are small.
+        registers = 168 if rows <= 32 else None
+        return Mxfp4Tiling(min(rows, 64), 128, 1, 4, 4 if rows <= 16 else 3, registers)
+    return Mxfp4Tiling(rows, 128, 1, 8, 3)
+
+
+def _tile_rows(rows_per_expert: float, *limits: tuple[int, int]) -> int:
+    """Return the rows of a tile by (rows, most rows of an expert on average) in rising order; else 128.
 
     Tokens do not spread evenly, and an expert's second tile reads its weights once more. So tiles have room
     for several times the average.
     """
-    if isinstance(weight, Mxfp4ExpertWeight):
-        limits = ((8, 1), (16, 8), (32, 24), (64, 48))
-    elif isinstance(weight, PackedExpertWeight):
-        limits = ((16, 6), (32, 24))
-    else:
-        limits = ((32, 12), (64, 48))
     return next((rows for rows, most_per_expert in limits if rows_per_expert <= most_per_expert), 128)
 
 
-def choose_rounded_tiling(rows_per_expert: float, *, is_gated: bool) -> GroupedTiling:
-    """Return the tiling of a grouped GEMM of float8 rows; see choose_grouped_tiling."""
+def rounded_tiling(
+    weight: ExpertWeight, rows_per_expert: float, *, is_gated: bool, deterministic: bool = False
+) -> GroupedTiling:
+    """Return the tiling of the grouped GEMM with experts and rows in float8."""
     # Up to so many rows of an expert, tiles have 16 or 32; found by a sweep on an H100.
     most_of_32, many = (64, 128) if is_gated else (24, 64)
     rows = 16 if rows_per_expert <= 3 else 32 if rows_per_expert <= most_of_32 else many
     return GroupedTiling(rows, 64 if is_gated else 128, 128, 4, 4 if rows == 64 else 3, tma=True)
-
-
-def _mxfp4_tiling(rows: int, weight: Mxfp4ExpertWeight) -> Mxfp4Tiling:
-    """Return the tiling for tiles of so many rows."""
-    if rows < 128 or nvidia_generation(weight.words.device) < 9:
-        # Other GPUs have less memory in an SM.
-        # Three programs on an SM, as long as sums are few.
-        registers = 168 if rows <= 32 else None
-        return Mxfp4Tiling(min(rows, 64), 128, 1, 4, 4 if rows <= 16 else 3, registers)
-    return Mxfp4Tiling(rows, 128, 1, 8, 3)
 
 
 def row_slots(num_tokens: int, rows_per_expert: float, rows: int) -> int:

@@ -42,7 +42,7 @@ def norm_and_route(
         hidden: [T, K] bfloat16, float16 or float32; rows any stride apart, last dimension contiguous.
         norm_weight, eps: see norm.rms_norm.
         weight: [E, K] contiguous, dtype of hidden.
-        num_chosen, renormalises, bias, held, slots: see router.choose_experts.
+        num_chosen, renormalises, bias, held, slots: see router.route_experts.
         arrivals: [T or more] int32, 0 before and after.
     """
     num_rows, (num_experts, size) = hidden.shape[0], weight.shape

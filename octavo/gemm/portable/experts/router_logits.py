@@ -11,7 +11,7 @@ from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_
 
 # Fewer rows than these are multiplied one by one, and in small tiles.
 _FEWEST_ROWS, _FEW_ROWS = 4, 256
-# Of the former: experts of a program, and numbers of a row at a time.
+# Experts of a program, and numbers of a row at a time, in the kernel of a small number of rows.
 _EXPERTS, _DEPTH = 2, 2048
 # Less than any key of a choice.
 _LOWEST = tl.constexpr(-(2**63))
@@ -61,7 +61,7 @@ def router_logits(x: Tensor, weight: Tensor, *, deterministic: bool = False) -> 
     return out
 
 
-def choose_experts(
+def route_experts(
     logits: Tensor,
     num_chosen: int,
     *,
@@ -70,7 +70,7 @@ def choose_experts(
     held: range | None = None,
     slots: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the fields of a Choice; see layers.router.choose_by_logits.
+    """Return the fields of a Choice; see layers.router.route_by_logits.
 
     Args:
         logits: [T, E] float32, contiguous.

@@ -4,14 +4,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.forms.packed import PLANE, GroupedWeight
+from octavo.forms.packed import PLANE, PackedWeight
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
 
 _ROWS = 16
 _NUM_WARPS = 4
 
 
-def dequantise(weight: GroupedWeight, like: Tensor) -> Tensor:
+def dequantise(weight: PackedWeight, like: Tensor) -> Tensor:
     """Return the weight, a new [N, K] of the dtype of `like`; columns in the order they are stored in."""
     num_rows, size = weight.shape
     out = like.new_empty(num_rows, size)

@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.forms.packed import PLANE, GroupedWeight
+from octavo.forms.packed import PLANE, PackedWeight
 from octavo.gemm.portable.packed.dequantise import read_pair, scaled
-from octavo.gemm.portable.packed.packed_operands import check_product
-from octavo.gemm.portable.packed.packed_tiling import MediumTiling, choose_medium_tiling
+from octavo.gemm.portable.packed.packed_operands import check_packed
+from octavo.gemm.portable.packed.packed_tiling import MediumTiling, medium_tiling_for
 from octavo.kernels.activation import activate
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
 
@@ -23,7 +23,7 @@ _ADD_WARPS = 4
 
 def medium_linear(
     x: Tensor,
-    weight: GroupedWeight,
+    weight: PackedWeight,
     bias: Tensor | None = None,
     *,
     activation: str | None = None,
@@ -38,7 +38,7 @@ def medium_linear(
         x: [M, K] float16 or bfloat16, columns in the weight's order; rows any stride apart.
         weight: [N, K]; with an activation [gate | up] along N.
         bias, activation, residual: see skinny.skinny_linear.
-        tiling: None: choose_medium_tiling's.
+        tiling: None: medium_tiling_for's.
 
     Returns:
         residual, or a new contiguous [M, N] or [M, N / 2], dtype of x.
@@ -46,10 +46,10 @@ def medium_linear(
     Raises:
         InvalidArgumentError: a shape, dtype or stride does not fit.
     """
-    out = check_product(x, weight, bias, activation, residual)
+    out = check_packed(x, weight, bias, activation, residual)
     num_rows, (num_weight_rows, size) = x.shape[0], weight.shape
     if tiling is None:
-        tiling = choose_medium_tiling(num_rows, num_weight_rows)
+        tiling = medium_tiling_for(num_rows, num_weight_rows)
     fused = (bias is not None, activation, residual is not None)
     splits = min(tiling.num_splits, weight.words.shape[1] // PLANE)
     parts = x.new_empty(splits, num_rows, num_weight_rows, dtype=torch.float32) if splits > 1 else out

@@ -3,12 +3,12 @@
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
-from octavo.forms.packed import GroupedWeight
+from octavo.forms.packed import PackedWeight
 from octavo.gemm.operands import check_vector, make_result
 
 
-def check_product(
-    x: Tensor, weight: GroupedWeight, bias: Tensor | None, activation: str | None, residual: Tensor | None
+def check_packed(
+    x: Tensor, weight: PackedWeight, bias: Tensor | None, activation: str | None, residual: Tensor | None
 ) -> Tensor:
     """Return the tensor that a GEMM writes; see linear.operands.make_result.
 

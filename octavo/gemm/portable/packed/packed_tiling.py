@@ -2,26 +2,16 @@
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
 
 from octavo.forms.packed import PLANE
 
 # Rows of two tensor core tiles.
 FEW_MAX_ROWS = 16
-# With more rows, it is faster to dequantise the whole weight first.
-_MEDIUM_MAX_ROWS = 256
 _TILE_ROWS = 8
 _SHORT = 4096
 _NARROW = 8192
 # Columns of groups whose scales and sums leave registers for wide tiles.
 _COARSE = 128
-
-
-def choose_grouped_gemm(num_rows: int) -> Literal["few", "medium", "plain"]:
-    """Return the GEMM for M rows. Called per layer and step."""
-    if num_rows <= FEW_MAX_ROWS:
-        return "few"
-    return "medium" if num_rows <= _MEDIUM_MAX_ROWS else "plain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +38,7 @@ class FewTiling:
 
 
 @cache
-def choose_few_tiling(num_rows: int, size: int, group: int, generation: int) -> FewTiling:
+def few_tiling_for(num_rows: int, size: int, group: int, generation: int) -> FewTiling:
     """Return the tiling for M rows and a weight [N, K]: by measurement on an H200.
 
     Args:
@@ -94,7 +84,7 @@ class MediumTiling:
 
 
 @cache
-def choose_medium_tiling(num_rows: int, num_weight_rows: int) -> MediumTiling:
+def medium_tiling_for(num_rows: int, num_weight_rows: int) -> MediumTiling:
     """Return the tiling for M rows and a weight of N rows, gate and up counted: by measurement on an H200."""
     rows = max(16, min(128, 1 << (num_rows - 1).bit_length()))
     if num_weight_rows <= _NARROW:

@@ -63,7 +63,7 @@ def plan_copies(words_ptr, pairs_ptr, work, shape: gl.constexpr, own: gl.constex
     word = gl.arange(0, 32, gl.SliceLayout(0, gl.SliceLayout(1, COPY)))[None, None, :]
     place = gl.arange(0, shape.warps * GROUPS, gl.SliceLayout(1, COPY_PAIRS))[:, None]
     index_p = gl.arange(0, shape.columns, gl.SliceLayout(0, COPY_PAIRS))[None, :]
-    # Of fewer columns than a tile has, the last one is repeated.
+    # If there are fewer columns than a tile has, the last one is repeated.
     last = work.num_columns - 1
     weight_row = gl.minimum(index % own, last) + index // own * work.num_columns
     weight_row_p = gl.minimum(index_p % own, last) + index_p // own * work.num_columns

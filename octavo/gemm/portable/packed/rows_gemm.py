@@ -9,12 +9,12 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from octavo.errors import InvalidArgumentError
-from octavo.forms.packed import PLANE, GroupedWeight
+from octavo.forms.packed import PLANE, PackedWeight
 from octavo.gemm.operands import check_vector
 from octavo.gemm.portable.packed.medium import add_parts
-from octavo.gemm.portable.packed.packed_operands import check_product
+from octavo.gemm.portable.packed.packed_operands import check_packed
 from octavo.gemm.portable.packed.packed_result import Result
-from octavo.gemm.portable.packed.packed_tiling import FEW_MAX_ROWS, FewTiling, choose_few_tiling
+from octavo.gemm.portable.packed.packed_tiling import FEW_MAX_ROWS, FewTiling, few_tiling_for
 from octavo.gemm.portable.packed.rows_kernel import Shape, few_linear_kernel
 from octavo.kernels.device import num_multiprocessors, nvidia_generation
 from octavo.kernels.launch import launch, overlaps
@@ -22,7 +22,7 @@ from octavo.kernels.launch import launch, overlaps
 
 def few_linear(
     x: Tensor,
-    weight: GroupedWeight,
+    weight: PackedWeight,
     bias: Tensor | None = None,
     *,
     norm_weight: Tensor | None = None,
@@ -42,7 +42,7 @@ def few_linear(
         weight: [N, K]; with an activation [gate | up] along N.
         bias, activation, residual: see skinny.skinny_linear.
         norm_weight, eps: likewise, for a single row.
-        tiling: None: choose_few_tiling's.
+        tiling: None: few_tiling_for's.
 
     Returns:
         residual, or a new contiguous [M, N] or [M, N / 2], dtype of x.
@@ -50,11 +50,11 @@ def few_linear(
     Raises:
         InvalidArgumentError: a shape, dtype or stride does not fit, or the tiling cuts K of a single row.
     """
-    out = check_product(x, weight, bias, activation, residual)
+    out = check_packed(x, weight, bias, activation, residual)
     num_rows, (num_weight_rows, size) = x.shape[0], weight.shape
     _check_rows(num_rows, size, norm_weight)
     if tiling is None:
-        tiling = choose_few_tiling(num_rows, size, weight.group, nvidia_generation(x.device))
+        tiling = few_tiling_for(num_rows, size, weight.group, nvidia_generation(x.device))
     num_spans = weight.words.shape[1] // PLANE
     turns = -(-num_spans // (tiling.num_warps * tiling.num_splits))
     splits = -(-num_spans // (tiling.num_warps * turns))

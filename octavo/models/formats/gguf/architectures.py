@@ -9,10 +9,10 @@ from octavo.errors import FileFormatError, UnsupportedModelError, suggest
 
 # Divisors of the rotary frequencies; they become part of the config.
 ROPE_FACTORS = "rope_freqs.weight"
-# The same of LongRoPE, for texts beyond the context that a model was first trained on, and within it.
+# LongRoPE's divisors, for texts beyond the context that a model was first trained on, and within it.
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 
-# Stands for ".experts.<number>." in the name of a tensor that stacks a projection of all experts.
+# It stands for ".experts.<number>." in the name of a tensor that stacks a projection of all experts.
 EXPERTS = ".experts.*."
 
 _NAME = re.compile(r"(?:blk\.(0|[1-9][0-9]{0,4})\.)?([a-z_]+)\.(weight|bias)")
@@ -54,7 +54,7 @@ class GGUFExperts:
         hf_name: "architectures" of the equivalent config.json.
         model_type: its "model_type".
         size_key: its key of the width of an expert.
-        config: fields of the config.json that the file does not tell.
+        config: fields of the config.json that the file lacks.
         may_be_dense: layers may have a feed-forward instead; those without a router do.
     """
 
@@ -79,9 +79,9 @@ class GGUFArchitecture:
         layer_names: name of a layer's tensor -> its name on Hugging Face.
         own_keys: keys under "<name>." beyond those that every architecture may have.
         sliding_window: window in tokens if the file names none; None: no window.
-        yarn: fields of a YaRN scaling that the file does not tell.
+        yarn: fields of a YaRN scaling that the file lacks.
         has_long_rope: a file may have LongRoPE's factors.
-        has_partial_rotary: a file may let only a part of each head turn.
+        has_partial_rotary: a file may let rotate only a part of each head.
         wide_layers: number of layers of the one model in this family that scales attention by hidden size /
             heads instead of the head dimension; None: the family's config has no scale.
         experts: how a file with experts is read; None: it has none.
@@ -163,7 +163,7 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
                 layer_names=_GPT_OSS_NAMES,
                 own_keys=frozenset({"attention.sliding_window"}),
                 sliding_window=128,
-                # Unlike others' scalings, without which it was trained.
+                # The model was trained with this scaling, unlike others.
                 yarn=MappingProxyType({"truncate": False}),
                 experts=GGUFExperts(hf_name="GptOssForCausalLM", model_type="gpt_oss"),
             ),
@@ -179,7 +179,7 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
             ),
             GGUFArchitecture(name="qwen2", hf_name="Qwen2ForCausalLM", model_type="qwen2"),
             GGUFArchitecture(name="qwen3", hf_name="Qwen3ForCausalLM", model_type="qwen3"),
-            # A file does not tell which layers do not rotate: every fourth one, as in a config without them.
+            # A file does not say which layers do not rotate: every fourth one, as in a config without them.
             GGUFArchitecture(
                 name="smollm3", hf_name="SmolLM3ForCausalLM", model_type="smollm3", interleaves_heads=True
             ),
@@ -206,7 +206,7 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
     }
 )
 
-# Architectures that people ask for, and what of them is missing here.
+# Unsupported architectures that people ask for, and the part that is missing.
 _MISSING: Mapping[str, str] = MappingProxyType(
     {
         name: reason

@@ -21,7 +21,7 @@ import torch
 
 from octavo.errors import UnsupportedModelError
 from octavo.install_hint import pip_command
-from octavo.models.formats.gguf.blocks import quantised_of
+from octavo.models.formats.gguf.gguf_blocks import quantised_of
 
 Decoder = Callable[[np.ndarray, np.ndarray], None]
 
@@ -87,7 +87,7 @@ def _decode_bf16(blocks: np.ndarray, out: np.ndarray) -> None:
 
 
 def _decode_q4_0(blocks: np.ndarray, out: np.ndarray) -> None:
-    # Not by quantised_of, which loses the sign of -0.0.
+    # quantised_of would lose the sign of -0.0.
     out[:, :16], out[:, 16:] = blocks[:, 2:] & 15, blocks[:, 2:] >> 4
     out -= 8
     out *= blocks[:, :2].view("<f2").astype(np.float32)

@@ -5,35 +5,19 @@ from collections.abc import Mapping
 import numpy as np
 
 from octavo.errors import FileFormatError, UnsupportedModelError, suggest
-from octavo.models.config_fields import ConfigFields
+from octavo.models.config_fields import ConfigFields, words
 from octavo.models.formats.gguf.architectures import GGUFArchitecture
 from octavo.models.formats.gguf.file import GGUFFile
 
 # Keys under "<architecture>." that are read.
-_READ_KEYS = frozenset(
-    {
-        "block_count",
-        "context_length",
-        "embedding_length",
-        "feed_forward_length",
-        "expert_count",
-        "expert_used_count",
-        "expert_feed_forward_length",
-        "attention.head_count",
-        "attention.head_count_kv",
-        "attention.key_length",
-        "attention.value_length",
-        "attention.layer_norm_rms_epsilon",
-        "rope.dimension_count",
-        "rope.freq_base",
-        "rope.scaling.type",
-        "rope.scaling.attn_factor",
-        "rope.scaling.factor",
-        "rope.scaling.original_context_length",
-        "rope.scale_linear",
-    }
+_READ_KEYS = words(
+    "block_count context_length embedding_length feed_forward_length expert_count expert_used_count",
+    "expert_feed_forward_length attention.head_count attention.head_count_kv attention.key_length",
+    "attention.value_length attention.layer_norm_rms_epsilon rope.dimension_count rope.freq_base",
+    "rope.scaling.type rope.scaling.attn_factor rope.scaling.factor",
+    "rope.scaling.original_context_length rope.scale_linear",
 )
-# Names the order of rows; see GGUFArchitecture.tensor_layouts.
+# The value names the order of rows; see GGUFArchitecture.tensor_layouts.
 _LAYOUT_KEY = "tensor_data_layout"
 # Keys that repeat what the tensors say, or do not affect the network.
 _IGNORED_KEYS = frozenset({"vocab_size", "rope.scaling.finetuned"})
@@ -44,13 +28,13 @@ _NEUTRAL_KEYS: Mapping[str, tuple[object, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
     "rope.scaling.yarn_log_multiplier": (0,),
-    # llama.cpp takes -1 for the kind of scaling's own.
+    # With -1, llama.cpp takes the default of the kind of scaling.
     "rope.scaling.yarn_ext_factor": (-1,),
     "rope.scaling.yarn_attn_factor": (1,),
     "rope.scaling.yarn_beta_fast": (32,),
     "rope.scaling.yarn_beta_slow": (1,),
 }
-# May be an array of one value per layer.
+# Keys whose value may be an array of one value per layer.
 _LISTED_KEYS = frozenset({"attention.sliding_window_pattern"})
 # Sizes that may be given per layer.
 _SIZES_PER_LAYER = frozenset({"feed_forward_length", "attention.head_count", "attention.head_count_kv"})

@@ -12,10 +12,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from octavo.models.config_fields import ConfigFields
-from octavo.models.formats.integers.packed_matrix import PackedMatrix
-from octavo.models.formats.integers.words import (
+from octavo.models.config_fields import ConfigFields, words
+from octavo.models.formats.integers.packed_matrix import (
     WORD,
+    PackedMatrix,
     check_words,
     groups_of,
     unpack_rows,
@@ -23,13 +23,13 @@ from octavo.models.formats.integers.words import (
 )
 from octavo.models.formats.matrix_schemes import MatrixScheme
 from octavo.models.formats.quantised_tensors import FLOATS, check_tensor
-from octavo.models.formats.scheme_fields import CALIBRATION, check_patterns, read_group_size, words
+from octavo.models.formats.scheme_fields import CALIBRATION, check_patterns, read_group_size
 from octavo.models.weights import StoredTensors
 
 _SUFFIX = "qweight"
 _BITS = 4
 _PER_WORD = 8
-# Column i of a word's 8 is at this place in it.
+# Place of column i within its word, which has 8.
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 _KEYS = CALIBRATION | words(
     "bits desc_act do_fuse format fuse_max_seq_len group_size method modules_to_fuse",
@@ -44,7 +44,7 @@ def read_awq(fields: ConfigFields) -> "AWQScheme":
     for name in ("format", "version"):
         fields.require_one_of(name, ("gemm", "GEMM", None))
     fields.require_one_of("desc_act", (False, None))
-    # False where all zeros are alike: they are stored none the less.
+    # It is False where all zeros are alike, which are stored none the less.
     fields.require_one_of("zero_point", (True, False, None))
     fields.require_one_of("method", ("awq", None))
     fields.require_one_of("data_type", ("int", None))
@@ -84,19 +84,15 @@ class _Matrix(PackedMatrix):
 
     @property
     def tensors(self) -> Set[str]:
-        """See StoredMatrix."""
         return {f"{self.layer}{part}" for part in (_SUFFIX, "qzeros", "scales")}
 
     def quants(self, rows: slice, columns: slice, order: Tensor | None, device: torch.device) -> Tensor:
-        """See PackedMatrix."""
         return self._unpacked(_SUFFIX, columns, rows, device)
 
     def scales(self, rows: slice, groups: slice, device: torch.device) -> Tensor:
-        """See PackedMatrix."""
         return self.stored("scales", groups, rows, device).T
 
     def zeros(self, rows: slice, groups: slice, device: torch.device) -> Tensor:
-        """See PackedMatrix."""
         return self._unpacked("qzeros", groups, rows, device)
 
     def _unpacked(self, name: str, columns: slice, rows: slice, device: torch.device) -> Tensor:

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from octavo.errors import WeightsError
-from octavo.models.config_fields import ConfigFields
-from octavo.models.formats.integers.packed_matrix import PackedMatrix
-from octavo.models.formats.integers.words import (
+from octavo.models.config_fields import ConfigFields, words
+from octavo.models.formats.integers.packed_matrix import (
     WORD,
+    PackedMatrix,
     check_words,
     groups_of,
     num_groups,
@@ -32,7 +32,7 @@ from octavo.models.formats.integers.words import (
 )
 from octavo.models.formats.matrix_schemes import MatrixScheme, MixedScheme
 from octavo.models.formats.quantised_tensors import FLOATS, check_tensor
-from octavo.models.formats.scheme_fields import CALIBRATION, check_patterns, read_group_size, words
+from octavo.models.formats.scheme_fields import CALIBRATION, check_patterns, read_group_size
 from octavo.models.weights import StoredTensors
 
 _SUFFIX = "qweight"
@@ -61,7 +61,7 @@ def read_gptq(fields: ConfigFields) -> "GPTQScheme | MixedScheme":
     schemes = [_read_numbers(fields, has_lower_zeros=form != "gptq_v2")]
     usual = {name: fields.get(name) for name in ("bits", "desc_act", "group_size", "sym")}
     for pattern, others in fields.mapping("dynamic").items():
-        # With "-:", layers are left as they are.
+        # Layers that a pattern with "-:" matches are not quantised.
         if not pattern.startswith("-:"):
             if not isinstance(others, Mapping):
                 raise fields.error(f"dynamic: {pattern}", "an object", others)
@@ -70,7 +70,7 @@ def read_gptq(fields: ConfigFields) -> "GPTQScheme | MixedScheme":
             schemes.append(_read_numbers(inner, has_lower_zeros=form != "gptq_v2"))
     if len(schemes) == 1:
         return schemes[0]
-    # Tensors do not tell whether zeros and columns are as usual: first those for which they need not be.
+    # Tensors do not show whether zeros are alike and columns in order: schemes that need neither come first.
     schemes.sort(key=lambda scheme: (scheme.is_symmetric, not scheme.is_ordered))
     return MixedScheme(schemes)
 
@@ -96,8 +96,8 @@ class GPTQScheme(MatrixScheme):
         group_size: columns that share a scale; -1: all.
         is_ordered: columns were quantised by size, so any may be in any group.
         is_symmetric: all zeros are alike.
-        has_lower_zeros: from words of zeros one of each number was subtracted; a zero of 0 borrowed from its
-            neighbour.
+        has_lower_zeros: 1 was subtracted from every zero within its word, so that a zero of 0 borrowed from
+            its neighbour.
     """
 
     bits: int
@@ -143,21 +143,17 @@ class _Matrix(PackedMatrix):
 
     @property
     def tensors(self) -> Set[str]:
-        """See StoredMatrix."""
         names = {f"{self.layer}{part}" for part in (_SUFFIX, "qzeros", "scales")}
         return names | ({f"{self.layer}g_idx"} & self.source.names())
 
     def quants(self, rows: slice, columns: slice, order: Tensor | None, device: torch.device) -> Tensor:
-        """See PackedMatrix."""
         words, places = words_of(columns, self.per_word)
         return unpack_columns(self.stored("qweight", words, rows, device).T, places, self.bits, order)
 
     def scales(self, rows: slice, groups: slice, device: torch.device) -> Tensor:
-        """See PackedMatrix."""
         return self.stored("scales", groups, rows, device).T
 
     def zeros(self, rows: slice, groups: slice, device: torch.device) -> Tensor:
-        """See PackedMatrix."""
         words, places = words_of(rows, self.per_word)
         stored = self.stored("qzeros", groups, words, device)
         if self.has_lower_zeros:
@@ -165,7 +161,6 @@ class _Matrix(PackedMatrix):
         return unpack(stored, self.bits)[:, places].T
 
     def order(self, device: torch.device) -> Tensor | None:
-        """See PackedMatrix."""
         name = f"{self.layer}g_idx"
         if name not in self.source.names():
             return None

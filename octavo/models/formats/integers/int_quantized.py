@@ -11,16 +11,14 @@ least as exact.
 
 from collections.abc import Set
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from octavo.errors import WeightsError
-from octavo.models.formats.integers.packed_matrix import PackedMatrix
-from octavo.models.formats.integers.words import groups_of, num_groups
+from octavo.models.formats.integers.packed_matrix import PackedMatrix, groups_of, num_groups
 from octavo.models.formats.matrix_schemes import MatrixScheme
-from octavo.models.formats.quantised_tensors import FLOATS, check_tensor
+from octavo.models.formats.quantised_tensors import FLOATS, check_tensor, matrix_shape
 from octavo.models.weights import StoredTensors
 
 _TYPE = "I8"
@@ -67,9 +65,7 @@ class IntQuantizedScheme(MatrixScheme):
 
     def matrix(self, tensors: StoredTensors, name: str) -> "_Matrix":
         """See MatrixScheme."""
-        shape = tensors.shape(name)
-        if len(shape) != 2:
-            raise WeightsError(f"{name} is {list(shape)}, expected 2 dimensions")
+        shape = matrix_shape(tensors, name)
         groups = groups_of(name, shape[1], self.group_size)
         num_scales = self._num_scales(tensors, name)
         check_tensor(tensors, f"{name}_scale", name, num_scales, FLOATS)
@@ -82,17 +78,13 @@ class IntQuantizedScheme(MatrixScheme):
 class _Matrix(PackedMatrix):
     """See above."""
 
-    scales_name: ClassVar[str] = "weight_scale"
-
     @property
     def tensors(self) -> Set[str]:
-        """See StoredMatrix."""
         parts = [_SUFFIX, "weight_scale"] + ([] if self.is_symmetric else ["weight_zero_point"])
         inputs = {self.layer + part for part in _INPUTS} & self.source.names()
         return {self.layer + part for part in parts} | inputs
 
     def quants(self, rows: slice, columns: slice, order: Tensor | None, device: torch.device) -> Tensor:
-        """See PackedMatrix."""
         signed = self.stored(_SUFFIX, rows, columns, device).contiguous()
         middle = 1 << self.bits - 1
         if self.bits < 8 and not bool(((signed >= -middle) & (signed < middle)).all()):
@@ -104,11 +96,9 @@ class _Matrix(PackedMatrix):
         return signed.view(torch.uint8) + (1 << self.bits - 1) & (1 << self.bits) - 1
 
     def scales(self, rows: slice, groups: slice, device: torch.device) -> Tensor:
-        """See PackedMatrix."""
         return self._of_rows("weight_scale", rows, groups, device)
 
     def zeros(self, rows: slice, groups: slice, device: torch.device) -> Tensor | int:
-        """See PackedMatrix."""
         if self.is_symmetric:
             return 1 << self.bits - 1
         return self._unsigned(self._of_rows("weight_zero_point", rows, groups, device).contiguous())

@@ -11,15 +11,14 @@ With 8 bits a word holds 4 numbers, and 128 takes the place of 8.
 
 from collections.abc import Set
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from octavo.errors import WeightsError
-from octavo.models.formats.integers.packed_matrix import PackedMatrix
-from octavo.models.formats.integers.words import (
+from octavo.models.formats.integers.packed_matrix import (
     WORD,
+    PackedMatrix,
     check_words,
     groups_of,
     num_groups,
@@ -94,34 +93,24 @@ class PackQuantizedScheme(MatrixScheme):
 class _Matrix(PackedMatrix):
     """See above."""
 
-    scales_name: ClassVar[str] = "weight_scale"
-
     @property
     def tensors(self) -> Set[str]:
-        """See StoredMatrix."""
         parts = [_SUFFIX, "weight_scale", "weight_shape"]
         parts += [] if self.is_symmetric else ["weight_zero_point"]
         parts += ["weight_g_idx"] if self.groups.is_ordered else []
         return {self.layer + part for part in parts}
 
     def quants(self, rows: slice, columns: slice, order: Tensor | None, device: torch.device) -> Tensor:
-        """See PackedMatrix."""
         words, places = words_of(columns, self.per_word)
         return unpack_columns(self.stored(_SUFFIX, rows, words, device), places, self.bits, order)
 
-    def scales(self, rows: slice, groups: slice, device: torch.device) -> Tensor:
-        """See PackedMatrix."""
-        return self.stored("weight_scale", rows, groups, device)
-
     def zeros(self, rows: slice, groups: slice, device: torch.device) -> Tensor | int:
-        """See PackedMatrix."""
         if self.is_symmetric:
             return 1 << self.bits - 1
         words, places = words_of(rows, self.per_word)
         return unpack(self.stored("weight_zero_point", words, groups, device).T, self.bits)[:, places].T
 
     def order(self, device: torch.device) -> Tensor | None:
-        """See PackedMatrix."""
         if not self.groups.is_ordered:
             return None
         name = f"{self.layer}weight_g_idx"

@@ -8,20 +8,17 @@ X.input_scale        [1]                    of activations; not used
 
 from collections.abc import Set
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from octavo.errors import WeightsError
-from octavo.models.formats.integers.packed_matrix import PackedMatrix
-from octavo.models.formats.integers.words import groups_of, unpack_rows, words_of
+from octavo.models.formats.integers.packed_matrix import PackedMatrix, groups_of, unpack_rows, words_of
 from octavo.models.formats.matrix_schemes import MatrixScheme
-from octavo.models.formats.quantised_tensors import FLOATS, check_tensor
+from octavo.models.formats.quantised_tensors import FLOATS, check_tensor, matrix_shape
 from octavo.models.weights import StoredTensors
 
 _TYPE, _SUFFIX = "U8", "weight"
-_BITS, _ZERO = 4, 8
+_BITS = 4
 _UNUSED = ("input_scale", "weight_scale_2")
 
 
@@ -41,9 +38,7 @@ class PairedRowsScheme(MatrixScheme):
 
     def matrix(self, tensors: StoredTensors, name: str) -> "_Matrix":
         """See MatrixScheme."""
-        layer, scale, shape = name.removesuffix(_SUFFIX), f"{name}_scale", tensors.shape(name)
-        if len(shape) != 2:
-            raise WeightsError(f"{name} is {list(shape)}, expected 2 dimensions")
+        layer, scale, shape = name.removesuffix(_SUFFIX), f"{name}_scale", matrix_shape(tensors, name)
         found = tensors.shape(scale) if scale in tensors.names() else ()
         num_groups = found[1] if len(found) == 2 and found[1] > 0 and shape[1] % found[1] == 0 else 1
         check_tensor(tensors, scale, name, (2 * shape[0], num_groups), FLOATS)
@@ -57,30 +52,18 @@ class PairedRowsScheme(MatrixScheme):
 class _Matrix(PackedMatrix):
     """See above."""
 
-    scales_name: ClassVar[str] = "weight_scale"
-
     @property
     def tensors(self) -> Set[str]:
-        """See StoredMatrix."""
         unused = {self.layer + part for part in _UNUSED} & self.source.names()
         return {self.layer + _SUFFIX, self.layer + self.scales_name} | unused
 
     def quants(self, rows: slice, columns: slice, order: Tensor | None, device: torch.device) -> Tensor:
-        """See PackedMatrix."""
         pairs, places = words_of(rows, 2)
         stored = self.stored(_SUFFIX, pairs, columns, device)
 
         def unpacked(part: slice) -> Tensor:
             own, inner = words_of(slice(places.start + part.start, places.start + part.stop), 2)
             both = torch.stack((stored[own] & 15, stored[own] >> 4), 1)
-            return both.flatten(0, 1)[inner] ^ _ZERO
+            return both.flatten(0, 1)[inner] ^ 1 << _BITS - 1
 
         return unpack_rows(rows.stop - rows.start, stored.shape[1], device, unpacked)
-
-    def scales(self, rows: slice, groups: slice, device: torch.device) -> Tensor:
-        """See PackedMatrix."""
-        return self.stored(self.scales_name, rows, groups, device)
-
-    def zeros(self, rows: slice, groups: slice, device: torch.device) -> int:
-        """See PackedMatrix."""
-        return _ZERO

@@ -1,0 +1,298 @@
+"""The frozen description of a network, the same for all families, read from a config.json."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from octavo.errors import ConfigError, FileFormatError, UnsupportedModelError
+from octavo.kernels.clamped_swiglu import LIMIT, NAME, SLOPE
+from octavo.layers import RopeConfig
+from octavo.models.config_fields import ConfigFields
+from octavo.models.experts.experts_config import NUM_EXPERTS_KEYS, ExpertsConfig, read_experts
+from octavo.models.families.family import Family
+from octavo.models.families.layer_fields import (
+    read_layer_ropes,
+    read_layer_types,
+    read_ropes,
+    read_rotary_dim,
+    read_windows,
+)
+from octavo.models.families.registry import find_family
+from octavo.models.formats.float4 import Mxfp4Scheme
+from octavo.models.formats.schemes import Scheme, read_scheme
+from octavo.parallel import TensorParallel, shard_whole
+
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+}
+# Constants of gpt-oss's activation.
+_SWIGLU_VALUES = {"swiglu_limit": (LIMIT,), "swiglu_alpha": (SLOPE,)}
+
+# Keys of unsupported features, and the values, besides null, that switch the feature off.
+_NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
+    "partial_rotary_factor": (1,),
+    "rope_interleaved": (False,),
+    "no_rope_layers": ([],),
+    "num_experts": (0,),
+    "num_local_experts": (0,),
+    "n_routed_experts": (0,),
+    "n_shared_experts": (0,),
+    "shared_expert_intermediate_size": (0,),
+    "attention_multiplier": (),
+    "embedding_multiplier": (1,),
+    "residual_multiplier": (1,),
+    "logits_scaling": (1,),
+    "logit_scale": (1,),
+    "clip_qkv": (),
+    "use_bidirectional_attention": (False,),
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "altup_num_inputs": (1,),
+    "num_kv_shared_layers": (0,),
+    "q_lora_rank": (),
+    "kv_lora_rank": (),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """A decoder-only transformer.
+
+    Attributes:
+        architecture: name in config.json, such as "LlamaForCausalLM".
+        vocab_size: rows of the embedding.
+        hidden_size: width of the residual stream.
+        intermediate_size: width of the feed-forward block, in layers without experts.
+        num_layers: decoder layers.
+        num_heads: query heads.
+        num_kv_heads: key/value heads; divides num_heads.
+        head_dim: dimension of a head; even.
+        rotary_dim: how many of these, the first ones, are rotated by the position; even.
+        max_position_embeddings: longest context in tokens, with YaRN's stretching.
+        rms_norm_eps: added to mean squares.
+        norm_weight_offset: added to stored norm weights; Gemma stores weight - 1.
+        activation: that of the feed-forward gate: "silu", "gelu", "gelu_tanh" or "clamped_swiglu".
+        has_qkv_bias: q, k and v projections have biases.
+        has_output_bias: the attention output projection has a bias.
+        has_mlp_bias: the feed-forward projections have biases.
+        has_qk_norm, has_wide_qk_norm, has_post_norms, has_fused_projections, has_sinks: see Family.
+        embedding_multiplier: factor of embeddings.
+        attention_scale: factor of q.k.
+        attention_softcap: bound of attention scores; 0: none.
+        final_softcap: bound of logits; 0: none.
+        layer_windows: per layer, how many last keys a token sees, itself included; None: all.
+        ropes: the rotary frequencies in use.
+        layer_ropes: per layer, index into ropes.
+        experts: the mixtures of experts, or None.
+        tie_word_embeddings: the LM head is the embedding.
+        bos_token_id: begin-of-text id, or None.
+        eos_token_ids: ids that end a text.
+        dtype: type the checkpoint was saved in, or None.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    norm_weight_offset: float
+    activation: str
+    has_qkv_bias: bool
+    has_output_bias: bool
+    has_mlp_bias: bool
+    has_qk_norm: bool
+    has_wide_qk_norm: bool
+    has_post_norms: bool
+    has_fused_projections: bool
+    has_sinks: bool
+    embedding_multiplier: float
+    attention_scale: float
+    attention_softcap: float
+    final_softcap: float
+    layer_windows: tuple[int | None, ...]
+    ropes: tuple[RopeConfig, ...]
+    layer_ropes: tuple[int, ...]
+    experts: ExpertsConfig | None
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_ids: frozenset[int]
+    dtype: str | None
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, object]) -> "ModelConfig":
+        """Read a config.json as Hugging Face transformers 4 and 5 write it.
+
+        Args:
+            config: the parsed file.
+
+        Raises:
+            UnsupportedModelError: the architecture, or a key that changes the network, is not supported.
+            FileFormatError: a field is missing or malformed.
+        """
+        family = find_family(config)
+        fields = ConfigFields(_text_part(config), family.defaults, where="config.json")
+        _require_neutral(fields, family)
+        _check_scheme(read_scheme(config), family)
+        num_heads = fields.integer("num_attention_heads", maximum=2**14)
+        hidden_size = fields.integer("hidden_size", maximum=2**20)
+        head_dim = fields.integer("head_dim", max(1, hidden_size // num_heads), minimum=4, maximum=2**14)
+        num_layers = fields.integer("num_hidden_layers", maximum=2**14)
+        layer_types = read_layer_types(fields, family, num_layers)
+        rotary_dim = read_rotary_dim(fields, family, head_dim)
+        ropes = read_ropes(fields, family, rotary_dim)
+        layer_ropes = read_layer_ropes(fields, family, layer_types, ropes, rotary_dim)
+        used_ropes = tuple(dict.fromkeys(layer_ropes))
+        attention_bias = family.attention_bias == "by_config" and fields.boolean("attention_bias")
+        model = cls(
+            architecture=family.architecture,
+            vocab_size=fields.integer("vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=fields.integer("intermediate_size", maximum=2**24),
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_kv_heads=fields.integer("num_key_value_heads", num_heads, maximum=num_heads),
+            head_dim=head_dim,
+            rotary_dim=rotary_dim,
+            max_position_embeddings=_max_positions(fields, used_ropes),
+            rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+            norm_weight_offset=family.norm_weight_offset,
+            activation=_activation(fields, family),
+            has_qkv_bias=attention_bias or family.attention_bias == "qkv",
+            has_output_bias=attention_bias,
+            has_mlp_bias=family.has_mlp_bias_option and fields.boolean("mlp_bias"),
+            has_qk_norm=family.has_qk_norm,
+            has_wide_qk_norm=family.has_wide_qk_norm,
+            has_post_norms=family.has_post_norms,
+            has_fused_projections=family.has_fused_projections,
+            has_sinks=family.has_sinks,
+            embedding_multiplier=math.sqrt(hidden_size) if family.scales_embeddings else 1.0,
+            attention_scale=_attention_scale(fields, family, head_dim),
+            attention_softcap=_softcap(
+                fields, "attn_logit_softcapping", allowed=family.has_attention_softcap
+            ),
+            final_softcap=_softcap(fields, "final_logit_softcapping", allowed=family.has_final_softcap),
+            layer_windows=read_windows(fields, layer_types),
+            ropes=used_ropes,
+            layer_ropes=tuple(used_ropes.index(rope) for rope in layer_ropes),
+            experts=None if family.experts is None else read_experts(fields, family.experts, num_layers),
+            tie_word_embeddings=fields.boolean("tie_word_embeddings"),
+            bos_token_id=_token_id(fields, "bos_token_id"),
+            eos_token_ids=_eos_token_ids(fields),
+            dtype=_dtype(fields),
+        )
+        model._check_sizes()
+        return model
+
+    def with_whole_experts(self, parallel: TensorParallel) -> "ModelConfig":
+        """Return the network with the experts that a rank holds, if each rank holds whole ones.
+
+        Raises:
+            ConfigError: there are no experts, or more ranks than experts.
+        """
+        if self.experts is None:
+            raise ConfigError(
+                f"expert_parallel=True is for mixtures of experts, and {self.architecture} is none; "
+                "tensor_parallel_size alone cuts it over ranks"
+            )
+        held = shard_whole(self.experts.number, parallel, what="experts")
+        return replace(self, experts=replace(self.experts, held=held))
+
+    def _check_sizes(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise FileFormatError(
+                f"config.json: num_key_value_heads must divide num_attention_heads = {self.num_heads}, "
+                f"got {self.num_kv_heads}"
+            )
+        if self.head_dim % 2:
+            raise FileFormatError(f"config.json: head_dim must be even, got {self.head_dim}")
+
+
+def _require_neutral(fields: ConfigFields, family: Family) -> None:
+    neutral = _NEUTRAL_VALUES
+    if family.experts is not None:
+        neutral = {key: values for key, values in neutral.items() if key not in NUM_EXPERTS_KEYS}
+    read = {"no_rope_layers": family.has_nope_layers, "partial_rotary_factor": family.has_partial_rotary}
+    fields.require_neutral({key: values for key, values in neutral.items() if not read.get(key)})
+
+
+def _text_part(config: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the fields of the text model, which a text-only checkpoint may keep one level down."""
+    text = config.get("text_config")
+    if text is None:
+        return config
+    if not isinstance(text, Mapping) or text.get("model_type") != "gemma3_text":
+        raise UnsupportedModelError("config.json: text_config is supported for model_type gemma3_text only")
+    return {**config, **text}
+
+
+def _max_positions(fields: ConfigFields, ropes: tuple[RopeConfig, ...]) -> int:
+    stretched = [rope.factor * rope.original_max_positions for rope in ropes if rope.rope_type == "yarn"]
+    if max(stretched, default=0.0) >= 2**31:
+        raise fields.error("max_position_embeddings", "less than 2**31 with yarn's factor", max(stretched))
+    return max(fields.integer("max_position_embeddings"), *map(int, stretched), 1)
+
+
+def _check_scheme(scheme: Scheme | None, family: Family) -> None:
+    """Check that a family's checkpoints may be quantised so.
+
+    Raises:
+        UnsupportedModelError: MXFP4 is for the layout of gpt-oss's experts.
+    """
+    has_layout = family.experts is not None and family.experts.is_gpt_oss
+    if isinstance(scheme, Mxfp4Scheme) and not has_layout:
+        raise UnsupportedModelError(
+            "config.json: quantization_config: quant_method 'mxfp4' is supported for the experts of "
+            f"GptOssForCausalLM, not for {family.architecture}"
+        )
+
+
+def _activation(fields: ConfigFields, family: Family) -> str:
+    key = family.activation_key
+    name = fields.get(key) or family.defaults.get(key, "silu")
+    if str(name) not in _ACTIVATIONS:
+        raise UnsupportedModelError(
+            f"{fields.where}: {key} = {name!r} is not supported; supported: {', '.join(_ACTIVATIONS)}"
+        )
+    if family.experts is None or not family.experts.is_gpt_oss:
+        return _ACTIVATIONS[str(name)]
+    fields.require_neutral({key: ("silu",), **_SWIGLU_VALUES})
+    return NAME
+
+
+def _attention_scale(fields: ConfigFields, family: Family, head_dim: int) -> float:
+    return (fields.number(family.attention_scale_key) if family.attention_scale_key else head_dim) ** -0.5
+
+
+def _softcap(fields: ConfigFields, name: str, *, allowed: bool) -> float:
+    if not allowed:
+        fields.require_neutral({name: ()})
+        return 0.0
+    return fields.optional_number(name) or 0.0
+
+
+def _token_id(fields: ConfigFields, name: str) -> int | None:
+    return None if fields.get(name) is None else fields.integer(name, minimum=0)
+
+
+def _eos_token_ids(fields: ConfigFields) -> frozenset[int]:
+    value = fields.get("eos_token_id")
+    found = value if isinstance(value, list) else [] if value is None else [value]
+    ids = [entry for entry in found if isinstance(entry, int) and not isinstance(entry, bool) and entry >= 0]
+    if len(ids) != len(found):
+        raise fields.error("eos_token_id", "a token id or a list of them", value)
+    return frozenset(ids)
+
+
+def _dtype(fields: ConfigFields) -> str | None:
+    value = fields.get("dtype") or fields.get("torch_dtype")
+    return str(value).removeprefix("torch.") if value is not None else None
