@@ -10,6 +10,7 @@ from torch import Tensor
 from octavo.errors import ConfigError
 
 GENERATION_VARIABLE = "OCTAVO_GPU_GENERATION"
+_HOPPER_SHARED_BYTES = 227 * 1024
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -27,6 +28,17 @@ def num_multiprocessors(device: torch.device) -> int:
     if device.type == "cpu":
         return 2
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
+def shared_bytes(device: torch.device) -> int:
+    """Return the bytes of shared memory that a program can have: 227 KiB on Hopper, 99 KiB on RTX cards.
+
+    Hopper's stand in for other devices.
+    """
+    if device.type != "cuda" or torch.version.hip is not None:
+        return _HOPPER_SHARED_BYTES
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
 @cache

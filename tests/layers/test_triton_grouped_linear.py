@@ -68,7 +68,7 @@ def test_numbers_of_rows_choose_the_product() -> None:
     assert product_name(17, weight) == "medium"
     assert product_name(8192, weight) == "dequantised"
     for rows, weight_rows in ((1, 64), (17, 4096), (300, 24576)):
-        tiling = medium_tiling_for(rows, weight_rows)
+        tiling = medium_tiling_for(rows, weight_rows, 227 * 1024)
         assert all(value & value - 1 == 0 for value in (tiling.rows, tiling.columns, tiling.num_splits))
 
 

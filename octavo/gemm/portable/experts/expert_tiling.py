@@ -6,10 +6,10 @@ import torch
 
 from octavo.forms.float_experts import ExpertWeight
 from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight
-from octavo.forms.packed import span_columns
+from octavo.forms.packed import PLANE, span_columns
 from octavo.forms.packed_experts import PackedExpertWeight
 from octavo.gemm.portable.skinny_tiling import Tiling
-from octavo.kernels.device import nvidia_generation
+from octavo.kernels.device import nvidia_generation, shared_bytes
 
 AnyExpertWeight = ExpertWeight | Mxfp4ExpertWeight | PackedExpertWeight
 
@@ -125,7 +125,10 @@ def float_grouped_tiling(
     if deterministic:
         return GroupedTiling(rows, 64, depth, 4, 4, tma)
     if rows < 128:
-        return GroupedTiling(rows, columns, depth, 4, 6 if tma else 4, tma)
+        stage_bytes = depth * (2 * rows + values.itemsize * columns * (2 if is_gated else 1))
+        # Barriers and sums have the rest.
+        num_stages = min(6 if tma else 4, (shared_bytes(values.device) - 2048) // stage_bytes)
+        return GroupedTiling(rows, columns, depth, 4, num_stages, tma)
     # Three stages leave room for two programs on an SM.
     return GroupedTiling(rows, columns, depth, 8, 3, tma)
 
@@ -135,8 +138,10 @@ def packed_grouped_tiling(
 ) -> PackedTiling:
     """Return the tiling of the grouped GEMM with packed experts."""
     rows = _ONE_FOR_ALL if deterministic else _tile_rows(rows_per_expert, (16, 6), (32, 24))
-    # The program unpacks a tile's words once for all of its rows; two programs with 64 fit on an SM.
-    return PackedTiling(min(rows, 64), 128, 4, 3 if rows <= 32 else 2)
+    # The program unpacks a tile's words once for all of its rows; two programs with 64 fit on an SM. A third
+    # stage with pairs of half planes takes up to 180 KB, more than an A100's program can have.
+    fits = weight.group >= PLANE or shared_bytes(weight.words.device) > 180 * 1024
+    return PackedTiling(min(rows, 64), 128, 4, 3 if rows <= 32 and fits else 2)
 
 
 def mxfp4_grouped_tiling(

@@ -14,6 +14,7 @@ from octavo.gemm.portable.packed.dequantise import read_pair, scaled
 from octavo.gemm.portable.packed.packed_operands import check_packed
 from octavo.gemm.portable.packed.packed_tiling import MediumTiling, medium_tiling_for
 from octavo.kernels.activation import activate
+from octavo.kernels.device import shared_bytes
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
 
 # Columns of a program that adds up parts, and its warps.
@@ -49,7 +50,7 @@ def medium_linear(
     out = check_packed(x, weight, bias, activation, residual)
     num_rows, (num_weight_rows, size) = x.shape[0], weight.shape
     if tiling is None:
-        tiling = medium_tiling_for(num_rows, num_weight_rows)
+        tiling = medium_tiling_for(num_rows, num_weight_rows, shared_bytes(x.device))
     fused = (bias is not None, activation, residual is not None)
     splits = min(tiling.num_splits, weight.words.shape[1] // PLANE)
     parts = x.new_empty(splits, num_rows, num_weight_rows, dtype=torch.float32) if splits > 1 else out

@@ -9,6 +9,8 @@ from octavo.forms.packed import PLANE
 FEW_MAX_ROWS = 16
 _TILE_ROWS = 8
 _SHORT = 4096
+# Words, scales and minimums of a stage with 64 rows of the weight, at most.
+_WORD_BYTES = 16 * 1024
 _NARROW = 8192
 # Columns of groups whose scales and sums leave registers for wide tiles.
 _COARSE = 128
@@ -84,9 +86,14 @@ class MediumTiling:
 
 
 @cache
-def medium_tiling_for(num_rows: int, num_weight_rows: int) -> MediumTiling:
-    """Return the tiling for M rows and a weight of N rows, gate and up counted: by measurement on an H200."""
+def medium_tiling_for(num_rows: int, num_weight_rows: int, most_shared: int) -> MediumTiling:
+    """Return the tiling for M rows and a weight of N rows, gate and up counted: by measurement on an H200.
+
+    most_shared: see kernels.device.shared_bytes.
+    """
     rows = max(16, min(128, 1 << (num_rows - 1).bit_length()))
     if num_weight_rows <= _NARROW:
-        return MediumTiling(rows, 64, 4, 3, 2)
+        # A stage that is fetched ahead has up to 256 columns of x, and words of the weight.
+        fits = 2 * (512 * rows + _WORD_BYTES) <= most_shared
+        return MediumTiling(rows, 64, 4, 3, 2) if fits else MediumTiling(rows, 64, 8, 2, 2)
     return MediumTiling(rows, 64, 4, 2) if rows <= 64 else MediumTiling(rows, 128, 8, 2, 2)
