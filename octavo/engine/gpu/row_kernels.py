@@ -43,8 +43,16 @@ def gather_rows(
     launch(
         _gather_kernel,
         (rows.shape[0],),
-        *(rows, tokens, positions, table, step, step_table),
-        *(table.stride(0), step.stride(0), step_table.stride(0), block_size),
+        rows_ptr=rows,
+        tokens_ptr=tokens,
+        positions_ptr=positions,
+        table_ptr=table,
+        step_ptr=step,
+        step_table_ptr=step_table,
+        stride_table=table.stride(0),
+        stride_step=step.stride(0),
+        stride_step_table=step_table.stride(0),
+        block_size=block_size,
         COLUMNS=_COLUMNS,
     )
 
@@ -73,7 +81,14 @@ def advance_rows(
     launch(
         _advance_kernel,
         (-(-num_rows // _COLUMNS),),
-        *(rows, sampled, is_finite, last_positions, tokens, positions, outcome, num_rows),
+        rows_ptr=rows,
+        sampled_ptr=sampled,
+        is_finite_ptr=is_finite,
+        last_positions_ptr=last_positions,
+        tokens_ptr=tokens,
+        positions_ptr=positions,
+        outcome_ptr=outcome,
+        num_rows=num_rows,
         BLOCK=_COLUMNS,
     )
 
@@ -102,7 +117,11 @@ def gather_parameters(
     launch(
         _gather_parameters_kernel,
         (-(-num_places // _COLUMNS),),
-        *(rows, positions, *columns, *outputs, num_places),
+        rows,
+        positions,
+        *columns,
+        *outputs,
+        num_places,
         FILTERS=filters,
         BLOCK=_COLUMNS,
     )

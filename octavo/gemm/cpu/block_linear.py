@@ -86,8 +86,13 @@ class TiledBlocks:
         scales_of_a_block = self.scales.shape[1] * BLOCK // self.num_columns
         mins = None if self.mins is None else self.mins.data_ptr()
         return Tiles(
-            *(self.quants.data_ptr(), self.scales.data_ptr(), mins, self.num_rows, self.bits),
-            *(self.scales.itemsize, scales_of_a_block),
+            self.quants.data_ptr(),
+            self.scales.data_ptr(),
+            mins,
+            self.num_rows,
+            self.bits,
+            self.scales.itemsize,
+            scales_of_a_block,
         )
 
     @property

@@ -53,8 +53,7 @@ class CompiledExperts:
         self._hidden = down[0].num_outputs
         limits = (LIMIT, SLOPE) if activation == CLAMPED else (0.0, 0.0)
         self._experts = _Experts(
-            *map(ctypes.addressof, addresses),
-            *(len(down), self._hidden, gate_up[0].num_outputs // 2, *limits),
+            *map(ctypes.addressof, addresses), len(down), self._hidden, gate_up[0].num_outputs // 2, *limits
         )
         self._run = layers_library().octavo_run_experts
 

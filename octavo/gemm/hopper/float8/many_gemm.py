@@ -71,14 +71,21 @@ def many_linear(
     if tiling is None:
         adds = residual is not None or bias is not None
         tiling = tiling_for(
-            *(num_rows, num_weight_rows, num_multiprocessors(x.device), halves), adds=adds, is_tiled=is_tiled
+            num_rows, num_weight_rows, num_multiprocessors(x.device), halves, adds=adds, is_tiled=is_tiled
         )
     num_columns = num_weight_rows // halves
     values = weight.values.view(halves, num_columns, size)
     parts = [tiling.columns, tiling.extra or tiling.columns]
     shape = Shape(
-        *(halves, tiling.columns, tiling.extra, tiling.stages, tiling.span, is_tiled, tiling.group),
-        *(activation, residual is not None),
+        halves,
+        tiling.columns,
+        tiling.extra,
+        tiling.stages,
+        tiling.span,
+        is_tiled,
+        tiling.group,
+        activation,
+        residual is not None,
     )
     launch(
         many_kernel,
@@ -87,7 +94,9 @@ def many_linear(
         *(describe_matrix(values, [halves, columns, STEP]) for columns in parts),
         *(_describe_result(out, columns) for columns in parts),
         Result(out, out.stride(0), row_scales, weight.scales, bias),
-        *(num_rows, num_columns, -(-size // (STEP * tiling.span))),
+        num_rows,
+        num_columns,
+        -(-size // (STEP * tiling.span)),
         Shape(*map(gl.constexpr, shape)),
         num_warps=4,
         maxnreg=_REGISTERS,

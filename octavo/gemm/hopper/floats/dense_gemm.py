@@ -84,8 +84,14 @@ def hopper_linear(
     num_tiles = -(-size // tiling.depth)
     _check_stages(tiling, num_tiles)
     shape = Shape(
-        *(tiling.rows, halves, tiling.columns, tiling.depth // ATOM),
-        *(tiling.weight_stages, tiling.row_stages, activation, residual is not None),
+        tiling.rows,
+        halves,
+        tiling.columns,
+        tiling.depth // ATOM,
+        tiling.weight_stages,
+        tiling.row_stages,
+        activation,
+        residual is not None,
         scales is not None and scales.num_side > 1,
     )
     atom = ATOM_BYTES // x.itemsize

@@ -67,8 +67,15 @@ def gemv_linear(
     if tiling is None:
         tiling = gemv_tiling_for(size, values.itemsize)
     shape = Shape(
-        *(size, halves, tiling.blocks, tiling.stages),
-        *(norm_weight is not None, activation, residual is not None, height, width),
+        size,
+        halves,
+        tiling.blocks,
+        tiling.stages,
+        norm_weight is not None,
+        activation,
+        residual is not None,
+        height,
+        width,
     )
     atom = ATOM_BYTES // values.itemsize
     # As [K in atoms, halves, N / halves, atom].

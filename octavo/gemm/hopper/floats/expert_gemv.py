@@ -27,8 +27,17 @@ def gemv(
     values = weight.values
     tiling = float_tiling_for(size, values.itemsize, num_tokens, summed)
     shape = Shape(
-        *(size, num_experts, num_chosen, summed, num_tokens, tiling.blocks, tiling.x_steps, tiling.stages),
-        *(activation, adds, weight.width if weight.scales is not None else 0),
+        size,
+        num_experts,
+        num_chosen,
+        summed,
+        num_tokens,
+        tiling.blocks,
+        tiling.x_steps,
+        tiling.stages,
+        activation,
+        adds,
+        weight.width if weight.scales is not None else 0,
     )
     row_shape = RowShape(summed * size, False, 0 if weight.scales is None else 1)
     atom = ATOM_BYTES // values.itemsize

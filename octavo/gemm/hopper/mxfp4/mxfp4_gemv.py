@@ -30,9 +30,7 @@ def gemv(
     num_experts, _, size = weight.shape
     is_gated = activation is not None
     tiling = mxfp4_gemv_tiling_for(size, num_chosen, is_gated=is_gated)
-    shape = Shape(
-        *(size, num_experts, num_chosen, tiling.parts, tiling.units, tiling.stages, activation, adds)
-    )
+    shape = Shape(size, num_experts, num_chosen, tiling.parts, tiling.units, tiling.stages, activation, adds)
     words, exponents = weight.words, weight.exponents
     boxes = copy_boxes(is_gated=is_gated)
     if is_gated:

@@ -34,8 +34,19 @@ def gemv(
     num_columns, own = num_rows // halves, TILE_ROWS // halves
     tiling = tiling_for(size, summed)
     shape = Shape(
-        *(summed * tiling.padded, size, tiling.padded, tiling.columns, num_experts, num_chosen, summed),
-        *(halves, 1, tiling.stages, False, activation, adds),
+        summed * tiling.padded,
+        size,
+        tiling.padded,
+        tiling.columns,
+        num_experts,
+        num_chosen,
+        summed,
+        halves,
+        1,
+        tiling.stages,
+        False,
+        activation,
+        adds,
     )
     # As [atoms of a span, spans, E halves, rows of a half, atom], and [E, groups, halves, rows of a half].
     words = weight.words.view(num_experts * halves, num_columns, -1, _ATOMS, _ATOM).permute(3, 2, 0, 1, 4)

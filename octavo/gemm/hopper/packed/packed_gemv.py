@@ -63,8 +63,15 @@ def packed_gemv_linear(
         tiling = tiling_for(size)
     spans = tiling.blocks * WARPS
     shape = Shape(
-        *(size, halves, tiling.blocks, tiling.stages, norm_weight is not None, activation),
-        *(residual is not None, 0, 0),
+        size,
+        halves,
+        tiling.blocks,
+        tiling.stages,
+        norm_weight is not None,
+        activation,
+        residual is not None,
+        0,
+        0,
     )
     # As [2 atoms, spans, halves, N / halves, atom], and [K / GROUP, halves, N / halves].
     words = weight.words.view(halves, num_columns, -1, SPAN // GROUP, _ATOM).permute(3, 2, 0, 1, 4)

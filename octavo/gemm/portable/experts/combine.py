@@ -29,8 +29,15 @@ def combine_rows(rows: Tensor, choice: Choice, residual: Tensor | None = None, *
         launch(
             _combine_kernel,
             (-(-size // _BLOCK), num_tokens),
-            *(rows, *choice, out, size, out.stride(0)),
-            *(num_chosen, _BLOCK, num_held, residual is not None),
+            rows,
+            *choice,
+            out,
+            size,
+            out.stride(0),
+            num_chosen,
+            _BLOCK,
+            num_held,
+            residual is not None,
             **overlap_options(rows),
         )
     return out
