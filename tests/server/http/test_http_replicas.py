@@ -228,6 +228,8 @@ def test_a_replica_that_is_killed_ends_its_streams_and_comes_back(served: Served
             return answer.headers["x-octavo-replica"], lines
 
     begun = threading.Semaphore(0)
+    # One that the front does not take for ready gets no stream.
+    eventually(lambda: served.num_ready() == 2, 60)
     served.slow.touch()
     with ThreadPoolExecutor(4) as pool:
         tasks = [pool.submit(stream, prompt) for prompt in (5, 6, 7, 8)]
