@@ -78,18 +78,10 @@ def redraw_filtered(
     num_tiles, num_groups = -(-vocab_size // TILE), group_max.shape[1]
     unused_bits = _UNUSED_BITS[logits.dtype]
     launch(
-        _find_floors,
-        (num_rows,),
-        group_max,
-        temperatures,
-        *filters,
-        bounds,
-        num_candidates,
-        vocab_size,
-        num_groups,
-        UNUSED_BITS=unused_bits,
-        GROUPS=power_of_two(num_groups),
-    )
+        _find_floors, (num_rows,),
+        group_max, temperatures, *filters, bounds, num_candidates, vocab_size, num_groups,
+        UNUSED_BITS=unused_bits, GROUPS=power_of_two(num_groups),
+    )  # fmt: skip
     launch(
         _collect,
         (num_rows, num_tiles),
@@ -106,27 +98,11 @@ def redraw_filtered(
         TILE=TILE,
     )
     launch(
-        _cut_and_draw,
-        (num_rows,),
-        logits,
-        temperatures,
-        seeds,
-        positions,
-        *filters,
-        bounds,
-        row_mass,
-        num_candidates,
-        candidates,
-        candidate_ids,
-        token_ids,
-        vocab_size,
-        logits.stride(0),
-        UNUSED_BITS=unused_bits,
-        CAPACITY=CAPACITY,
-        FEW=2048,
-        MANY=8192,
-        num_warps=16,
-    )
+        _cut_and_draw, (num_rows,),
+        logits, temperatures, seeds, positions, *filters, bounds, row_mass, num_candidates,
+        candidates, candidate_ids, token_ids, vocab_size, logits.stride(0),
+        UNUSED_BITS=unused_bits, CAPACITY=CAPACITY, FEW=2048, MANY=8192, num_warps=16,
+    )  # fmt: skip
 
 
 def _check(filters: Sequence[Tensor], num_rows: int) -> None:

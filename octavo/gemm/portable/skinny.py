@@ -75,7 +75,6 @@ def skinny_linear(
     out = make_result(x, num_weight_rows, activation, residual)
     if tiling is None:
         tiling = tiling_for(num_rows, num_weight_rows, size, x.dtype)
-    # Constants by position: keywords cost the host more.
     launch(
         _skinny_linear_kernel,
         (-(-num_weight_rows // tiling.columns),),

@@ -22,7 +22,7 @@ _ROWS = gl.constexpr(2 * COLUMNS)
 _SPAN = gl.constexpr(SPAN)
 _BLOCK = gl.constexpr(SPAN // 4)
 BLOCKS = gl.constexpr(4)
-"""Of a span."""
+"""How many blocks a span has."""
 _LARGER = gl.constexpr(2.0**64)
 SMALLER = gl.constexpr(2.0**-64)
 """What undoes that rows of x are larger."""
