@@ -44,7 +44,7 @@ def many_linear(
 
     Args:
         x: [M, K] float8; rows a multiple of 16 bytes apart, last dimension contiguous.
-        weight: [N, K], see tiling.unsupported_reason; with an activation [gate | up] along N.
+        weight: [N, K], see many_tiling.unsupported_reason; with an activation [gate | up] along N.
         bias, activation, residual: see skinny_linear; the residual's rows as those of x.
         row_scales: [M] float32 contiguous, in any shape, by which rows of x are to be multiplied.
         dtype: of the result.

@@ -50,7 +50,7 @@ def hopper_linear(
     The previous kernel must not write weight: this one may read it while that one runs.
 
     Args:
-        x, weight: [M, K] and [N, K], see tiling.unsupported_reason; with an activation, weight is
+        x, weight: [M, K] and [N, K], see dense_gemm_tiling.unsupported_reason; with an activation, weight is
             [gate | up] along N.
         bias, activation, residual: see skinny_linear.
         row_scales: [M] float32 contiguous, in any shape, of float8 rows, by which they are to be multiplied.

@@ -37,7 +37,7 @@ def gemv_linear(
 
     Args:
         x: [1, K] float16 or bfloat16, contiguous.
-        weight: [N, K], see tiling.unsupported_reason; with an activation [gate | up] along N.
+        weight: [N, K], see dense_gemv_tiling.unsupported_reason; with an activation [gate | up] along N.
         bias, norm_weight, eps, activation, residual: see skinny.skinny_linear. A normed row is rounded to the
             dtype of x, or for float8 weights to float16.
         tiling: None: gemv_tiling_for's.

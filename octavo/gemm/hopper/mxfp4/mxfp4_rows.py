@@ -30,10 +30,10 @@ def expert_gemm(
 
     Args:
         x: [P, K] bfloat16, contiguous, in the order of experts.
-        weight: [E, N, K], see tiling.unsupported_reason; with an activation [gate | up] along N.
+        weight: [E, N, K], see mxfp4_rows_tiling.unsupported_reason; with an activation [gate | up] along N.
         tiles: of x, see sorted_rows.sort_rows.
         tiling: whose rows the tiles have.
-        activation: of gate and up, see few.few_gate_up; or None.
+        activation: of gate and up, see pairs.few_gate_up; or None.
         pairs: [P] int32, where each row's result belongs; None: where x is.
 
     Returns:

@@ -38,7 +38,7 @@ def packed_gemv_linear(
 
     Args:
         x: [1, K] float16 or bfloat16, contiguous, columns in the weight's order.
-        weight: [N, K], see tiling.unsupported_reason; with an activation [gate | up] along N.
+        weight: [N, K], see packed_gemv_tiling.unsupported_reason; with an activation [gate | up] along N.
         bias, norm_weight, eps, activation, residual: see skinny.skinny_linear.
         tiling: None: tiling_for's.
 

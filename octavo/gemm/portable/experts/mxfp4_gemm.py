@@ -47,7 +47,7 @@ def few_gate_up(
     activation: str,
     tiling: Mxfp4Tiling,
 ) -> Tensor:
-    """Return the activation of every pair's gate and up; see few.few_gate_up."""
+    """Return the activation of every pair's gate and up; see pairs.few_gate_up."""
     num_pairs = experts.numel()
     pairs = None, experts, experts.shape[1]
     return _launch(x, weight, (1, num_pairs), num_pairs, pairs, activation, tiling)

@@ -28,7 +28,7 @@ def few_gate_up(
     activation: str,
     tiling: PackedTiling,
 ) -> Tensor:
-    """Return the activation of every pair's gate and up; see few.few_gate_up."""
+    """Return the activation of every pair's gate and up; see pairs.few_gate_up."""
     return _launch(x, weight, experts, experts.shape[1], activation, tiling)
 
 
