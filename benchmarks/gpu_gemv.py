@@ -22,8 +22,8 @@ from torch import Tensor
 
 from octavo.forms.float8 import Float8Weight
 from octavo.forms.packed import GroupedWeight
-from octavo.gemm.hopper.floats.dense_gemv import gemv_linear
 from octavo.gemm.hopper.floats.dense_gemv_tiling import GemvTiling
+from octavo.gemm.hopper.floats.float_gemv import gemv_linear
 from octavo.gemm.hopper.packed.packed_gemv import packed_gemv_linear
 from octavo.gemm.portable.packed.rows_gemm import few_linear
 from octavo.gemm.portable.skinny import skinny_linear

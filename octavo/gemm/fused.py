@@ -49,7 +49,7 @@ class FusedLinear(Protocol):
 def product_of(gemm: Literal["gemv", "skinny", "hopper"]) -> Callable[..., Tensor]:
     """Return the function of a GEMM that fuses; imported here, only where Triton runs."""
     if gemm == "gemv":
-        from octavo.gemm.hopper.floats.dense_gemv import gemv_linear as product
+        from octavo.gemm.hopper.floats.float_gemv import gemv_linear as product
     elif gemm == "skinny":
         from octavo.gemm.portable.skinny import skinny_linear as product
     else:

@@ -164,7 +164,7 @@ def gemv_of(weight: AnyExpertWeight) -> Gemv:
     elif isinstance(weight, Mxfp4ExpertWeight):
         from octavo.gemm.hopper.mxfp4.mxfp4_gemv import gemv
     else:
-        from octavo.gemm.hopper.floats.expert_gemv import gemv
+        from octavo.gemm.hopper.floats.float_gemv import expert_gemv as gemv
     return gemv
 
 

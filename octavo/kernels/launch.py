@@ -14,7 +14,7 @@ map and the keys of earlier steps so.
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import triton
 import triton.language as tl
@@ -22,6 +22,8 @@ from torch import Tensor
 
 from octavo.kernels.device import can_overlap
 from octavo.kernels.repeat import running
+
+_Values = TypeVar("_Values", bound=tuple[Any, ...])
 
 
 class _Mode(threading.local):
@@ -77,6 +79,11 @@ def overlap_options(tensor: Tensor) -> dict[str, bool]:
         Keyword arguments of a launch; not to be changed.
     """
     return _TOGETHER if overlaps(tensor) else _APART
+
+
+def constants(values: _Values) -> _Values:
+    """Return a named tuple of a kernel's constants, known when it is compiled."""
+    return values._make(map(tl.constexpr, values))  # type: ignore[attr-defined]
 
 
 def varying(number: int) -> int:

@@ -10,8 +10,8 @@ import sys
 import triton.language as tl
 from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
 
-from octavo.gemm.hopper.floats.dense_gemv_kernel import Operands, Shape
 from octavo.gemm.hopper.floats.dense_gemv_tiling import TILE_ROWS
+from octavo.gemm.hopper.floats.float_gemv_kernel import Operands, Shape
 from octavo.gemm.hopper.packed.packed_gemv_kernel import packed_gemv_kernel
 from octavo.gemm.hopper.packed.packed_gemv_tiling import WARPS, choose_tiling
 
@@ -34,7 +34,7 @@ def compile_case(size, kind, norm, activation, adds):
     arguments = [
         descriptor("i32", 4, [2, spans, halves, own, 16], 64),
         descriptor("i32", 4, [2 * spans, 1, own], 4 * own),
-        Operands(f"*{kind}", f"*{kind}", f"*{kind}", None),
+        Operands(f"*{kind}", f"*{kind}" if norm else None),
         *(f"*{kind}", "i32", "fp32", "fp32"),
         Shape(*map(tl.constexpr, shape)),
     ]

@@ -25,8 +25,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from octavo.gemm.hopper.floats.dense_gemv_kernel import ceil_div
-from octavo.gemm.hopper.floats.expert_tiles import num_expert_tiles, place_tile
+from octavo.gemm.hopper.gemv_tiles import ceil_div, num_tiles, place_tile
 from octavo.gemm.hopper.mxfp4.mxfp4_gemv_epilogue import finish, load_choice, load_epilogue
 from octavo.gemm.hopper.mxfp4.mxfp4_gemv_stage import (
     BLOCKS,
@@ -161,7 +160,7 @@ def _fetch_gate_up(words, exponents, pipe, operands, num_columns, shape):
     STEPS: gl.constexpr = ceil_div(shape.size, _WARPS * _SPAN)
     BYTES: gl.constexpr = words.block_type.nbytes + exponents.block_type.nbytes
     step = 0
-    for tile in range(num_expert_tiles(num_columns, shape.chosen, _ROWS)):
+    for tile in range(num_tiles(num_columns, shape.chosen, _ROWS)):
         number, begin = place_tile(tile, num_columns, _ROWS)
         expert = gl.load(operands.experts + number)
         for turn in range(STEPS):
@@ -179,7 +178,7 @@ def _fetch_down(index: gl.constexpr, words, exponents, pipe, operands, num_colum
     STEPS: gl.constexpr = ceil_div(shape.size, _WARPS * _SPAN)
     BYTES: gl.constexpr = 2 * shape.units * (words.block_type.nbytes + exponents.block_type.nbytes)
     step = 0
-    for tile in range(num_expert_tiles(num_columns, 1, _COLUMNS)):
+    for tile in range(num_tiles(num_columns, 1, _COLUMNS)):
         _, begin = place_tile(tile, num_columns, _COLUMNS)
         for group in range(shape.parts // shape.units):
             expert = gl.load(operands.experts + 2 * shape.units * group + index)
@@ -204,6 +203,7 @@ def _multiply(pipe, row, sums, operands, out, num_columns, shape):
     IS_DOWN: gl.constexpr = shape.activation is None
     OUT: gl.constexpr = gl.SliceLayout(0, gl.BlockedLayout([_WARPS, 1], [1, 32], [1, _WARPS], [1, 0]))
     OWN: gl.constexpr = _COLUMNS if IS_DOWN else _ROWS
+    RESULTS: gl.constexpr = 1 if IS_DOWN else shape.chosen
     half = gl.arange(0, _ROWS, gl.SliceLayout(0, gl.SliceLayout(2, PRODUCT))) // _COLUMNS
     meets = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, PRODUCT))) // 4
     counts = half[None, :, None] == meets[None, None, :]
@@ -213,7 +213,7 @@ def _multiply(pipe, row, sums, operands, out, num_columns, shape):
     experts, factors = load_choice(operands, shape)
     keep_rows(row, operands.x, shape)
     step = 0
-    for tile in range(num_expert_tiles(num_columns, 1 if IS_DOWN else shape.chosen, OWN)):
+    for tile in range(num_tiles(num_columns, RESULTS, OWN)):
         number, begin = place_tile(tile, num_columns, OWN)
         column = begin + gl.arange(0, OWN, OUT)
         inside = column < num_columns

@@ -12,7 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
-from octavo.gemm.hopper.floats.dense_gemv_kernel import ceil_div
+from octavo.gemm.hopper.gemv_tiles import ceil_div
 from octavo.gemm.hopper.mxfp4.mxfp4_bits import BITS
 from octavo.gemm.hopper.mxfp4.mxfp4_gemv_tiling import COLUMNS, SPAN, WARPS
 

@@ -39,7 +39,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from octavo.gemm.hopper.floats.dense_gemv_kernel import ceil_div
+from octavo.gemm.hopper.gemv_tiles import ceil_div
 from octavo.gemm.hopper.mxfp4.mxfp4_rows_epilogue import finish
 from octavo.gemm.hopper.mxfp4.mxfp4_rows_tiling import ATOM, SPAN, TILE
 from octavo.gemm.hopper.mxfp4.mxfp4_unpack import unpacked

@@ -13,7 +13,7 @@ So a tensor core's operand lies in one piece: 64 bytes of each digit, four by fo
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from octavo.gemm.hopper.floats.gemv_row import add_and_max
+from octavo.gemm.hopper.floats.gemv_prologue import add_and_max
 from octavo.gemm.hopper.packed.packed_gemv_tiling import SPAN, SPANS_AT_ONCE, WARPS
 
 _WARPS = gl.constexpr(WARPS)

@@ -15,9 +15,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from octavo.gemm.hopper.floats.dense_gemv_kernel import ceil_div, store_tile
 from octavo.gemm.hopper.floats.dense_gemv_tiling import TILE_ROWS
-from octavo.gemm.hopper.floats.expert_tiles import num_expert_tiles, place_tile
+from octavo.gemm.hopper.gemv_tiles import ceil_div, num_tiles, place_tile, store_tile
 from octavo.gemm.hopper.packed.digits import (
     allocate_row,
     columns_of_spans,
@@ -122,7 +121,7 @@ def _fetch(words, pairs, pipe, operands, num_columns, shape):
     PAIRS: gl.constexpr = [BOXES] + pairs.block_type.shape  # noqa: RUF005
     gdc_wait()
     step = 0
-    for tile in range(num_expert_tiles(num_columns, shape.chosen // shape.summed, OWN)):
+    for tile in range(num_tiles(num_columns, shape.chosen // shape.summed, OWN)):
         number, begin = place_tile(tile, num_columns, OWN)
         for turn in range(STEPS):
             stage, filled = claim_stage(pipe.ring, step, STEP_BYTES, shape.stages)
@@ -155,7 +154,7 @@ def _multiply(pipe, row, totals, parts, operands, out, num_columns, shape):
     mask = half_mask()
     gdc_wait()
     after = keep_digits(row, totals, _load_row(operands, row.shape[0], shape), (), 0.0, shape)
-    for tile in range(num_expert_tiles(num_columns, shape.chosen // shape.summed, OWN)):
+    for tile in range(num_tiles(num_columns, shape.chosen // shape.summed, OWN)):
         number, begin = place_tile(tile, num_columns, OWN)
         column = begin + gl.arange(0, OWN, OUT)
         inside = column < num_columns

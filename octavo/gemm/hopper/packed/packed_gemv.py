@@ -4,19 +4,18 @@ Imported only where Triton runs.
 """
 
 from torch import Tensor
-from triton.experimental.gluon import language as gl
 
 from octavo.errors import InvalidArgumentError
 from octavo.forms.packed import GroupedWeight
-from octavo.gemm.hopper.floats.dense_gemv_kernel import Operands, Shape
 from octavo.gemm.hopper.floats.dense_gemv_tiling import TILE_ROWS, GemvTiling
+from octavo.gemm.hopper.floats.float_gemv_kernel import Operands, Shape
 from octavo.gemm.hopper.packed.packed_gemv_kernel import packed_gemv_kernel
 from octavo.gemm.hopper.packed.packed_gemv_tiling import GROUP, SPAN, WARPS, choose_tiling, unsupported_reason
 from octavo.gemm.operands import check_vector
 from octavo.gemm.portable.packed.packed_operands import check_product
 from octavo.kernels.descriptor import describe_matrix
 from octavo.kernels.device import num_multiprocessors
-from octavo.kernels.launch import launch, overlaps
+from octavo.kernels.launch import constants, launch, overlaps
 
 _ATOM = 16
 
@@ -75,8 +74,8 @@ def packed_gemv_linear(
         (num_multiprocessors(x.device),),
         describe_matrix(words, [2, spans, halves, own, _ATOM], swizzle_bytes=4 * _ATOM),
         describe_matrix(pairs, [2 * spans, 1, own], swizzle_bytes=4 * own),
-        Operands(x, x if norm_weight is None else norm_weight, x, bias),
-        *(out, num_columns, eps, weight.factor, Shape(*map(gl.constexpr, shape))),
+        Operands(x, norm_weight, None, bias),
+        *(out, num_columns, eps, weight.factor, constants(shape)),
         num_warps=WARPS,
         maxnreg=tiling.registers,
         launch_pdl=overlaps(x),

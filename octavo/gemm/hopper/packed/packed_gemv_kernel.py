@@ -15,14 +15,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from octavo.gemm.hopper.floats.dense_gemv_kernel import (
-    ceil_div,
-    first_column,
-    load_epilogue,
-    num_tiles,
-    store_tile,
-)
 from octavo.gemm.hopper.floats.dense_gemv_tiling import TILE_ROWS
+from octavo.gemm.hopper.gemv_tiles import ceil_div, load_epilogue, num_tiles, place_tile, store_tile
 from octavo.gemm.hopper.packed.digits import allocate_row, keep_digits, load_row
 from octavo.gemm.hopper.packed.packed_gemv_tiling import SPAN, SPANS_AT_ONCE, WARPS
 from octavo.gemm.hopper.packed.products import half_mask, multiply_tile
@@ -97,8 +91,8 @@ def _fetch(words, pairs, pipe, num_columns, shape):
     STEPS: gl.constexpr = ceil_div(shape.size, SPANS * _SPAN)
     STEP_BYTES: gl.constexpr = words.block_type.nbytes + shape.halves * pairs.block_type.nbytes
     step = 0
-    for tile in range(num_tiles(num_columns, shape)):
-        begin = first_column(tile, shape)
+    for tile in range(num_tiles(num_columns, 1, _ROWS // shape.halves)):
+        _, begin = place_tile(tile, num_columns, _ROWS // shape.halves, 0)
         for turn in range(STEPS):
             stage, filled = claim_stage(pipe.ring, step, STEP_BYTES, shape.stages)
             at = [0, turn * SPANS, 0, begin, 0]
@@ -125,8 +119,8 @@ def _multiply(pipe, row, totals, parts, operands, out, num_columns, eps, factor,
     gdc_wait()
     after = keep_digits(row, totals, load_row(operands.x, STEPS, shape), norms, eps, shape)
     _let_next_in(True, shape)
-    for tile in range(num_tiles(num_columns, shape)):
-        begin = first_column(tile, shape)
+    for tile in range(num_tiles(num_columns, 1, _ROWS // shape.halves)):
+        _, begin = place_tile(tile, num_columns, _ROWS // shape.halves, 0)
         column = begin + gl.arange(0, OWN, OUT)
         inside = column < num_columns
         # Loaded now, needed after the products.

@@ -13,8 +13,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
-from octavo.gemm.hopper.floats.dense_gemv_kernel import ceil_div
 from octavo.gemm.hopper.floats.dense_gemv_tiling import TILE_ROWS
+from octavo.gemm.hopper.gemv_tiles import ceil_div
 from octavo.gemm.hopper.packed.packed_gemv_tiling import SPAN, WARPS
 from octavo.kernels.ring import free_stage, wait_for_stage
 

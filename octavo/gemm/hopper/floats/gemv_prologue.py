@@ -1,8 +1,8 @@
-"""The row of x that gemv_linear multiplies: normed, and scaled for float16, in shared memory.
+"""The GEMV's prologue: a row of x goes to shared memory, normed, and scaled for float16.
 
-Weights that were float8 need x in float16. It is divided by the power of two of its largest number: so
-float16 holds it as exactly as bfloat16 down to 2^-14 of that number, and smaller numbers with an error of
-2^-25 of it.
+Weights that were float8 need x in float16. It is divided by the power of two of its largest number: float16
+then holds it as exactly as bfloat16 down to 2^-14 of that number, and smaller numbers with an error of 2^-25
+of it.
 """
 
 from triton.experimental import gluon
@@ -12,21 +12,21 @@ from octavo.gemm.hopper.floats.dense_gemv_tiling import WARPS, X_STEP
 
 _WARPS = gl.constexpr(WARPS)
 _X_STEP = gl.constexpr(X_STEP)
-# Bits of a float32's exponent: its largest value but for infinity leaves room for the power's inverse.
+# The exponent's bits in a float32, and the range of powers of two whose inverse is a normal number.
 _EXPONENT = gl.constexpr(0x7F800000)
 _LEAST, _MOST = gl.constexpr(0x08000000), gl.constexpr(0x76000000)
 _INVERSE = gl.constexpr(0x7F000000)
 
 
 @gluon.jit
-def load_row(numbers, STEPS: gl.constexpr, shape):
-    """Load K numbers, past them zeros: a tuple of STEPS times [X_STEP]."""
+def load_row(numbers, STEPS: gl.constexpr, SIZE: gl.constexpr):
+    """Load SIZE numbers, past them zeros: a tuple of STEPS times [X_STEP]."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([8], [32], [_WARPS], [0])
     k = gl.arange(0, _X_STEP, LAYOUT)
     row = ()
     for step in gl.static_range(STEPS):
         at = step * _X_STEP + k
-        row = row + (gl.load(numbers + at, mask=at < shape.size, other=0.0),)  # noqa: RUF005
+        row = row + (gl.load(numbers + at, mask=at < SIZE, other=0.0),)  # noqa: RUF005
     return row
 
 
@@ -35,13 +35,13 @@ def keep_row(row, first: gl.constexpr, xs, norms, eps, shape):
     """Write the row, normed, and for float8 weights divided by a power of two.
 
     Args:
-        row: [any, X_STEP] in shared memory, of which K / X_STEP from `first` on are this row's.
+        row: [any, X_STEP] in shared memory; K / X_STEP from `first` on are this row's.
         first: see row.
         xs, norms: x and its norm's weight, from load_row.
-        eps, shape: see kernel.
+        eps, shape: see float_gemv_kernel.
 
     Returns:
-        What the results are to be multiplied by.
+        The factor that turns products with the stored row into results.
     """
     STEPS: gl.constexpr = len(xs)
     LAYOUT: gl.constexpr = xs[0].type.layout
@@ -76,5 +76,5 @@ def keep_row(row, first: gl.constexpr, xs, norms, eps, shape):
 
 @gluon.jit
 def add_and_max(sum_a, top_a, sum_b, top_b):
-    """Combine sums and largest numbers, which are reduced together: warps meet once."""
+    """Combine sums and maxima; reducing both together synchronises the warps only once."""
     return sum_a + sum_b, gl.maximum(top_a, top_b)
