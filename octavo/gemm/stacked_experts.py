@@ -160,7 +160,7 @@ class Gemv(Protocol):
 def gemv_of(weight: AnyExpertWeight) -> Gemv:
     """Return the GEMV for a form of weights."""
     if isinstance(weight, PackedExpertWeight):
-        from octavo.gemm.hopper.packed.packed_expert_gemv import gemv
+        from octavo.gemm.hopper.packed.packed_gemv import packed_expert_gemv as gemv
     elif isinstance(weight, Mxfp4ExpertWeight):
         from octavo.gemm.hopper.mxfp4.mxfp4_gemv import gemv
     else:

@@ -41,32 +41,26 @@ def place_tile(tile, num_columns, OWN: gl.constexpr, EXPERTS: gl.constexpr = 1):
 
 @gluon.jit
 def load_epilogue(operands, out, column, num_columns, shape):
-    """Return scales and biases of both halves, and the residual, each 1.0 or 0.0 if there is none.
+    """Return the biases of both halves, None if there are none, and the residual, 0.0 if there is none.
 
     Args:
-        operands: has `bias`, and `scales` if rows of a dense weight have them.
+        operands: has `bias`, of a dense weight, or None.
         out: the result's row, or the residual that it is added to.
         column: of the result.
         num_columns: of the result.
-        shape: has `halves`, `adds`, and the size of the weight's scales: `height`, `width`.
+        shape: has `halves` and `adds`.
     """
-    scales = (1.0, 1.0)
     biases = (None, None)
     old = 0.0
-    last = gl.minimum(column, num_columns - 1)
-    if shape.experts == 0 and shape.height > 0 and shape.width >= shape.size:
-        gate = gl.load(operands.scales + last // shape.height)
-        scales = (gate, gate)
-        if shape.halves == 2:
-            scales = (gate, gl.load(operands.scales + (num_columns + last) // shape.height))
     if operands.bias is not None:
+        last = gl.minimum(column, num_columns - 1)
         gate_bias = gl.load(operands.bias + last).to(gl.float32)
         biases = (gate_bias, gate_bias)
         if shape.halves == 2:
             biases = (gate_bias, gl.load(operands.bias + num_columns + last).to(gl.float32))
     if shape.adds:
         old = gl.load(out + column, mask=column < num_columns, other=0.0).to(gl.float32)
-    return scales, biases, old
+    return biases, old
 
 
 @gluon.jit
@@ -75,7 +69,8 @@ def store_tile(parts, scale, bias, old, after, out, column, inside, shape, OUT: 
 
     Args:
         parts: [W, rows] in shared memory.
-        scale, bias, old: see load_epilogue.
+        scale: of the sums of each half.
+        bias, old: see load_epilogue.
         after: factor of all sums.
         out: the result's row.
         column: of the result, a layout OUT.

@@ -16,7 +16,7 @@
       gate and up     a tile is 8 columns of gate and of up, of one of a token's experts
       down            a tile is 16 columns of a token's sum: rows of each of its experts, one after the other
 
-Dense weights never wait for the kernel before; with experts a program waits, and first reads which are chosen.
+Dense weights never wait for the kernel before; with experts a program waits and then reads which are chosen.
 What a rank does not hold lies outside the tensor, and reads as zero. A program takes half of an SM: while one
 runs, the next kernel's program fills its stages beside it. TMA writes a stage of shared memory:
 
@@ -218,13 +218,27 @@ def _multiply(pipe, rows, parts, operands, out, num_columns, stride_out, eps, sh
                 after = gl.where(token == index, afters[index], after)
         out_at = out + number * stride_out
         # Loaded now, needed after the products.
-        scale, bias, old = load_epilogue(operands, out_at, column, num_columns, shape)
+        scale = _load_row_scales(operands, column, num_columns, shape)
+        bias, old = load_epilogue(operands, out_at, column, num_columns, shape)
         total, step = _sum_rows(
             pipe, planes, plane, operands, number * shape.summed, begin, step, num_columns, shape
         )
         # All 8 columns are the same.
         parts.store(gl.sum(total, 2) * 0.125)
         store_tile(parts, scale, bias, old, after, out_at, column, inside, shape, OUT)
+
+
+@gluon.jit
+def _load_row_scales(operands, column, num_columns, shape):
+    """Return the scales of a dense weight's rows, of gate and of up; 1.0 if its rows have none."""
+    scales = (1.0, 1.0)
+    if shape.experts == 0 and shape.height > 0 and shape.width >= shape.size:
+        column = gl.minimum(column, num_columns - 1)
+        gate = gl.load(operands.scales + column // shape.height)
+        scales = (gate, gate)
+        if shape.halves == 2:
+            scales = (gate, gl.load(operands.scales + (num_columns + column) // shape.height))
+    return scales
 
 
 @gluon.jit
