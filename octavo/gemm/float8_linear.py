@@ -57,7 +57,7 @@ class Float8GpuLinear:
                 return self._product(norm(hidden, delta), activation, None)
             options = {"norm_weight": norm.weight, "eps": norm.eps, "activation": activation}
             return product_of(path)(hidden, self.weight, self.bias, **options)
-        from octavo.kernels.quantise import quantise_rows
+        from octavo.kernels.rms_norm import quantise_rows
 
         width = self._scale_width(path)
         rows, scales = quantise_rows(hidden, norm.weight, norm.eps, delta=norm.whole(delta), width=width)
@@ -74,7 +74,7 @@ class Float8GpuLinear:
         path = choose_path(x.shape[0], self.weight)
         if path in ("gemv", "skinny"):
             return product_of(path)(x, self.weight, self.bias, activation=activation, residual=residual)
-        from octavo.kernels.quantise import quantise_rows
+        from octavo.kernels.rms_norm import quantise_rows
 
         rows, scales = quantise_rows(x, width=self._scale_width(path))
         return self._float8_product(path, rows, scales, x.dtype, activation, residual)

@@ -95,7 +95,7 @@ class StackedExperts:
         """Round rows to float8, as weights are, and run each expert's rows together."""
         from octavo.gemm.portable.experts.grouped import grouped_gemm
         from octavo.gemm.portable.experts.sort_pairs import sort_pairs
-        from octavo.kernels.quantise import quantise_rows
+        from octavo.kernels.rms_norm import quantise_rows
 
         gate_up, down = self.gate_up, self.down
         assert isinstance(gate_up, ExpertWeight), "rows are rounded for experts in float8"
