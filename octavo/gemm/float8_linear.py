@@ -97,7 +97,7 @@ class Float8GpuLinear:
         if path == "torch":
             return activated(self._torch_product(rows, scales, dtype), activation)
         if path == "many":
-            from octavo.gemm.hopper.float8.many_gemm import many_linear as product
+            from octavo.gemm.hopper.float8.persistent_gemm import many_linear as product
         elif path == "hopper":
             from octavo.gemm.hopper.floats.dense_gemm import hopper_linear as product
         else:

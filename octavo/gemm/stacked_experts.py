@@ -113,7 +113,7 @@ class StackedExperts:
 
     def persistent(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Sort rows by expert, and stream the experts in MXFP4 through programs that stay."""
-        from octavo.gemm.hopper.mxfp4.mxfp4_rows import expert_gemm
+        from octavo.gemm.hopper.mxfp4.mxfp4_persistent import expert_gemm
         from octavo.gemm.hopper.mxfp4.sorted_rows import sort_rows
         from octavo.gemm.portable.experts.sort_pairs import sort_pairs
 

@@ -48,7 +48,12 @@ def gated_activation(gate_up: Tensor, name: str) -> Tensor:
         launch(
             _gated_activation_kernel,
             (num_rows, -(-size // _BLOCK)),
-            *(gate_up, out, gate_up.stride(0), size, name, _BLOCK),
+            gate_up_ptr=gate_up,
+            out_ptr=out,
+            stride_gate_up=gate_up.stride(0),
+            size=size,
+            NAME=name,
+            BLOCK=_BLOCK,
             **overlap_options(gate_up),
         )
     return out

@@ -28,8 +28,10 @@ Results = tuple[Tensor, ...]
 
 _aten = torch.ops.aten
 _EMPTY = (
-    *(_aten.empty.memory_format, _aten.empty_strided.default),
-    *(_aten.new_empty.default, _aten.empty_like.default),
+    _aten.empty.memory_format,
+    _aten.empty_strided.default,
+    _aten.new_empty.default,
+    _aten.empty_like.default,
 )
 # A call of the operator itself takes three times as long.
 _FUNCTIONS = {_aten.zeros.default: torch.zeros, _aten.arange.default: torch.arange}

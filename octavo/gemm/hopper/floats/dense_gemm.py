@@ -8,18 +8,17 @@ the rows of x, which that kernel writes:
     TMA warp           w0 w1 w2 ...  | x0 x1 x2 ...
     warpgroup                        |    0  1  2 ...   epilogue
 
-hopper_kernel draws its warps, barriers and buffers. A program multiplies a tile of rows by a tile of weights
-over all of K, in one order: a row's result depends on its own values and on the tiling, never on what the
-other rows hold.
+dense_gemm_kernel draws its warps, barriers and buffers. A program multiplies a tile of rows by a tile of
+weights over all of K, in one order: a row's result depends on its own values and on the tiling, never on what
+the other rows hold.
 """
 
 import torch
 from torch import Tensor
-from triton.experimental.gluon import language as gl
 
 from octavo.errors import InvalidArgumentError
 from octavo.forms.float8 import Float8Weight
-from octavo.gemm.hopper.floats.dense_gemm_kernel import Result, Scales, Shape, linear_kernel
+from octavo.gemm.hopper.floats.dense_gemm_kernel import Result, Scales, Shape, dense_gemm_kernel
 from octavo.gemm.hopper.floats.dense_gemm_tiling import (
     ATOM,
     ATOM_BYTES,
@@ -29,7 +28,7 @@ from octavo.gemm.hopper.floats.dense_gemm_tiling import (
 )
 from octavo.gemm.operands import check_vector, make_result
 from octavo.kernels.descriptor import describe_matrix, describe_rows
-from octavo.kernels.launch import launch, overlaps
+from octavo.kernels.launch import constants, launch, overlaps
 
 _NO_SCALES = Scales(None, None, None, None)
 
@@ -84,21 +83,27 @@ def hopper_linear(
     num_tiles = -(-size // tiling.depth)
     _check_stages(tiling, num_tiles)
     shape = Shape(
-        *(tiling.rows, halves, tiling.columns, tiling.depth // ATOM),
-        *(tiling.weight_stages, tiling.row_stages, activation, residual is not None),
-        scales is not None and scales.num_side > 1,
+        rows=tiling.rows,
+        halves=halves,
+        columns=tiling.columns,
+        atoms=tiling.depth // ATOM,
+        weight_stages=tiling.weight_stages,
+        row_stages=tiling.row_stages,
+        activation=activation,
+        adds=residual is not None,
+        tiled=scales is not None and scales.num_side > 1,
     )
     atom = ATOM_BYTES // x.itemsize
     launch(
-        linear_kernel,
+        dense_gemm_kernel,
         (-(-num_columns // tiling.columns), -(-num_rows // tiling.rows)),
-        describe_rows(x, [shape.rows, atom]),
-        describe_matrix(weight.view(halves, num_columns, -1), [halves, tiling.columns, atom]),
-        Result(out, out.stride(0), num_columns, bias),
-        scales or _NO_SCALES,
-        num_rows,
-        num_tiles,
-        Shape(*map(gl.constexpr, shape)),
+        x_matrix=describe_rows(x, [tiling.rows, atom]),
+        weight_matrix=describe_matrix(weight.view(halves, num_columns, -1), [halves, tiling.columns, atom]),
+        result=Result(out=out, stride=out.stride(0), num_columns=num_columns, bias=bias),
+        scales=scales or _NO_SCALES,
+        num_rows=num_rows,
+        num_tiles=num_tiles,
+        shape=constants(shape),
         num_warps=4,
         # The TMA warp needs few registers, so the warpgroup gets most of its share.
         maxnreg=80 if scales is None and halves * tiling.columns <= 64 else 128,

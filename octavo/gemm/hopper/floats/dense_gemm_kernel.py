@@ -110,7 +110,7 @@ class Scales(NamedTuple):
 
 
 @gluon.jit(do_not_specialize=["num_rows", "num_tiles"])
-def linear_kernel(x_matrix, weight_matrix, result, scales, num_rows, num_tiles, shape):
+def dense_gemm_kernel(x_matrix, weight_matrix, result, scales, num_rows, num_tiles, shape):
     """Grid: (tiles of columns, tiles of rows). The next kernel starts once all programs are on an SM."""
     gdc_launch_dependents()
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()

@@ -26,7 +26,7 @@ Block b of warp w is the atom b * W + w. A thread reads 16 bytes of two rows, as
 sixteen neighbours of K. Hence x is read by such neighbours, too. Tensor cores want 8 columns: x is repeated.
 
 Float8 weights become float16, which holds them exactly, and x becomes numbers that float16 holds
-(gemv_prologue.py).
+(gemv_operands.py).
 """
 
 from typing import Any, NamedTuple
@@ -38,7 +38,15 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.gemm.hopper.floats.dense_gemv_tiling import ATOM_BYTES, TILE_ROWS, WARPS, X_STEP
-from octavo.gemm.hopper.floats.gemv_prologue import keep_row, load_row
+from octavo.gemm.hopper.floats.gemv_operands import (
+    SUMS,
+    first_scales,
+    keep_row,
+    load_factor,
+    load_ratios,
+    load_row,
+    load_row_scales,
+)
 from octavo.gemm.hopper.gemv_tiles import ceil_div, load_epilogue, num_tiles, place_tile, store_tile
 from octavo.kernels.ring import claim_stage, free_stage, make_ring, wait_for_stage
 
@@ -48,8 +56,6 @@ _X_STEP = gl.constexpr(X_STEP)
 _ATOM_BITS = gl.constexpr(8 * ATOM_BYTES)
 _FLAT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 _PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-# Layout of a tile's products, [W, rows, 8].
-_SUMS = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8]))
 
 
 class Shape(NamedTuple):
@@ -218,7 +224,7 @@ def _multiply(pipe, rows, parts, operands, out, num_columns, stride_out, eps, sh
                 after = gl.where(token == index, afters[index], after)
         out_at = out + number * stride_out
         # Loaded now, needed after the products.
-        scale = _load_row_scales(operands, column, num_columns, shape)
+        scale = load_row_scales(operands, column, num_columns, shape)
         bias, old = load_epilogue(operands, out_at, column, num_columns, shape)
         total, step = _sum_rows(
             pipe, planes, plane, operands, number * shape.summed, begin, step, num_columns, shape
@@ -226,19 +232,6 @@ def _multiply(pipe, rows, parts, operands, out, num_columns, stride_out, eps, sh
         # All 8 columns are the same.
         parts.store(gl.sum(total, 2) * 0.125)
         store_tile(parts, scale, bias, old, after, out_at, column, inside, shape, OUT)
-
-
-@gluon.jit
-def _load_row_scales(operands, column, num_columns, shape):
-    """Return the scales of a dense weight's rows, of gate and of up; 1.0 if its rows have none."""
-    scales = (1.0, 1.0)
-    if shape.experts == 0 and shape.height > 0 and shape.width >= shape.size:
-        column = gl.minimum(column, num_columns - 1)
-        gate = gl.load(operands.scales + column // shape.height)
-        scales = (gate, gate)
-        if shape.halves == 2:
-            scales = (gate, gl.load(operands.scales + (num_columns + column) // shape.height))
-    return scales
 
 
 @gluon.jit
@@ -255,21 +248,21 @@ def _sum_rows(pipe, planes, plane, operands, pair, begin, step, num_columns, sha
     STEPS: gl.constexpr = ceil_div(shape.size, shape.blocks * _WARPS * ATOM)
     IS_TILED: gl.constexpr = shape.height > 0 and shape.width < shape.size
     OWN: gl.constexpr = _ROWS // shape.halves
-    of_tile = gl.arange(0, _ROWS, gl.SliceLayout(0, gl.SliceLayout(2, _SUMS)))[None, :, None]
+    of_tile = gl.arange(0, _ROWS, gl.SliceLayout(0, gl.SliceLayout(2, SUMS)))[None, :, None]
     row = gl.minimum(begin + of_tile % OWN, num_columns - 1) + of_tile // OWN * num_columns
     factors = ()
     for index in gl.static_range(shape.summed):
-        factors = factors + (_load_factor(operands, pair + index, row, num_columns, shape),)  # noqa: RUF005
-    total = gl.zeros([_WARPS, _ROWS, 8], gl.float32, _SUMS)
+        factors = factors + (load_factor(operands, pair + index, row, num_columns, shape),)  # noqa: RUF005
+    total = gl.zeros([_WARPS, _ROWS, 8], gl.float32, SUMS)
     for index in gl.static_range(shape.summed):
         sums = ()
         for _ in gl.static_range(shape.blocks):
-            sums = sums + (gl.zeros([_WARPS, _ROWS, 8], gl.float32, _SUMS),)  # noqa: RUF005
+            sums = sums + (gl.zeros([_WARPS, _ROWS, 8], gl.float32, SUMS),)  # noqa: RUF005
         at = plane + index * OF_PAIR
         if IS_TILED and shape.experts > 0:
             # Experts' rows are so short that all of their scales can be loaded before the products.
-            scales_at = _first_scales(operands, pair + index, row, num_columns, shape)
-            ratios = _load_ratios(scales_at, 0, STEPS * shape.blocks, num_columns, ATOM, shape)
+            scales_at = first_scales(operands, pair + index, row, num_columns, shape)
+            ratios = load_ratios(scales_at, 0, STEPS * shape.blocks, num_columns, ATOM, shape)
             for turn in gl.static_range(STEPS):
                 of_step = ratios[turn * shape.blocks : (turn + 1) * shape.blocks]
                 sums = _add_step(sums, of_step, pipe, planes, at + turn * shape.blocks, step, shape)
@@ -279,8 +272,8 @@ def _sum_rows(pipe, planes, plane, operands, pair, begin, step, num_columns, sha
                 first = turn * shape.blocks
                 ratios = ()
                 if IS_TILED:
-                    scales_at = _first_scales(operands, pair, row, num_columns, shape)
-                    ratios = _load_ratios(scales_at, first, shape.blocks, num_columns, ATOM, shape)
+                    scales_at = first_scales(operands, pair, row, num_columns, shape)
+                    ratios = load_ratios(scales_at, first, shape.blocks, num_columns, ATOM, shape)
                 sums = _add_step(sums, ratios, pipe, planes, at + first, step, shape)
                 step += 1
         whole = sums[0]
@@ -288,43 +281,6 @@ def _sum_rows(pipe, planes, plane, operands, pair, begin, step, num_columns, sha
             whole += sums[block]
         total = whole if shape.experts == 0 else total + whole * factors[index]
     return total, step
-
-
-@gluon.jit
-def _load_factor(operands, pair, row, num_columns, shape):
-    """Load what all products of an expert are to be multiplied by, a number or [1, rows, 1]."""
-    factor = 1.0
-    if shape.experts > 0:
-        if shape.activation is None:
-            factor = gl.load(operands.factors + pair)
-        if shape.height > 0 and shape.width >= shape.size:
-            factor *= gl.load(_first_scales(operands, pair, row, num_columns, shape))
-    return factor
-
-
-@gluon.jit
-def _first_scales(operands, pair, row, num_columns, shape):
-    """Return pointers to the first scale of each row; to any expert's if the pair's is not held here."""
-    PARTS: gl.constexpr = ceil_div(shape.size, shape.width)
-    if shape.experts > 0:
-        expert = gl.minimum(gl.load(operands.ids + pair), shape.experts - 1)
-        return operands.scales + expert * (PARTS * shape.halves) * num_columns + row
-    else:
-        return operands.scales + row // shape.height * PARTS
-
-
-@gluon.jit
-def _load_ratios(scales_at, first, COUNT: gl.constexpr, num_columns, ATOM: gl.constexpr, shape):
-    """Load the scales of COUNT atoms of each warp from block `first` on: a tuple of [W, rows, 1]."""
-    PARTS: gl.constexpr = ceil_div(shape.size, shape.width)
-    warp = gl.arange(0, _WARPS, gl.SliceLayout(1, gl.SliceLayout(2, _SUMS)))[:, None, None]
-    ratios = ()
-    for block in gl.static_range(COUNT):
-        part = gl.minimum(((first + block) * _WARPS + warp) * ATOM // shape.width, PARTS - 1)
-        if shape.experts > 0:
-            part *= shape.halves * num_columns
-        ratios = ratios + (gl.load(scales_at + part),)  # noqa: RUF005
-    return ratios
 
 
 @gluon.jit
@@ -342,8 +298,8 @@ def _add_step(sums, ratios, pipe, planes, plane, step, shape):
     """
     KIND: gl.constexpr = pipe.weights.dtype
     EACH: gl.constexpr = 128 // KIND.primitive_bitwidth
-    A: gl.constexpr = gl.DotOperandLayout(0, _SUMS, EACH)
-    B: gl.constexpr = gl.DotOperandLayout(1, _SUMS, EACH)
+    A: gl.constexpr = gl.DotOperandLayout(0, SUMS, EACH)
+    B: gl.constexpr = gl.DotOperandLayout(1, SUMS, EACH)
     ATOM: gl.constexpr = planes.shape[2]
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout(
         swizzle_byte_width=_ATOM_BITS // 8, element_bitwidth=KIND.primitive_bitwidth, rank=3
@@ -360,7 +316,7 @@ def _add_step(sums, ratios, pipe, planes, plane, step, shape):
         x = gl.expand_dims(x, 2).broadcast_to([_WARPS, ATOM, 8])
         weight = weights[block].to(planes.dtype)
         if len(ratios) > 0:
-            products = mma_v2(weight, x, gl.zeros([_WARPS, _ROWS, 8], gl.float32, _SUMS))
+            products = mma_v2(weight, x, gl.zeros([_WARPS, _ROWS, 8], gl.float32, SUMS))
             added = added + (sums[block] + products * ratios[block],)  # noqa: RUF005
         else:
             added = added + (mma_v2(weight, x, sums[block]),)  # noqa: RUF005

@@ -31,8 +31,18 @@ def sort_rows(x: Tensor, by_expert: SortedPairs, rows: int) -> tuple[Tensor, Ten
     launch(
         _sort_rows_kernel,
         (num_pairs + 1,),
-        *(x, sorted_x, by_expert.pairs, by_expert.starts, tiles, num_experts, size, x.stride(0)),
-        *(by_expert.num_chosen, rows, triton.next_power_of_2(num_experts), _BLOCK),
+        x_ptr=x,
+        out_ptr=sorted_x,
+        pairs_ptr=by_expert.pairs,
+        starts_ptr=by_expert.starts,
+        tiles_ptr=tiles,
+        num_experts=num_experts,
+        size=size,
+        stride_x=x.stride(0),
+        NUM_CHOSEN=by_expert.num_chosen,
+        ROWS=rows,
+        EXPERTS=triton.next_power_of_2(num_experts),
+        BLOCK=_BLOCK,
         **overlap_options(x),
     )
     return sorted_x, tiles

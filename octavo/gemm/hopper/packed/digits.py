@@ -26,7 +26,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from octavo.gemm.hopper.floats.dense_gemv_tiling import TILE_ROWS
-from octavo.gemm.hopper.floats.gemv_prologue import add_and_max
+from octavo.gemm.hopper.floats.gemv_operands import add_and_max
 from octavo.gemm.hopper.gemv_tiles import ceil_div
 from octavo.gemm.hopper.packed.packed_gemv_tiling import SPAN, SPANS_AT_ONCE, WARPS
 from octavo.kernels.ring import free_stage, wait_for_stage

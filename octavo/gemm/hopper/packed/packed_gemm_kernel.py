@@ -7,13 +7,13 @@
     for each unit of the program:                  wait words_filled[stage]
       wait free[stage]                             words, pairs --> registers
       rows of x --> rows                           for each atom of 64 columns:
-      words, pairs of a later unit --> words         bits --> 16-bit floats, scaled (unpack)
+      words, pairs of a later unit --> words         bits --> 16-bit floats, scaled (unpack_operands)
                                                      wait rows_filled[stage]
                                                      wgmma: sums of each block of rows += weights x rows
                                                      wgmmas before are done: arrive free
-                                                 the last program of a stripe: add parts of others (parts),
-                                                   epilogue, store (results)
-                                                 others: store sums, count them (parts)
+                                                 the last program of a stripe: add parts of others (split_k),
+                                                   epilogue, store
+                                                 others: store sums, count them (split_k)
 
 Results are computed transposed, [weight rows, rows of x]: tensor cores take their first operand from
 registers, so that a weight never touches shared memory once it is a float. It is put together while the one
@@ -47,9 +47,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.forms.packed import PLANE, TILE
 from octavo.gemm.hopper.packed.packed_gemm_tiling import ATOM, SPAN
-from octavo.gemm.hopper.packed.parts import add_parts, leave_part, own_share, unit_at, units_of
-from octavo.gemm.hopper.packed.results import Work, finish
-from octavo.gemm.hopper.packed.unpack_tile import unpacked
+from octavo.gemm.hopper.packed.split_k import Work, add_parts, leave_part, own_share, unit_at, units_of
+from octavo.gemm.hopper.transposed_epilogue import finish
+from octavo.gemm.hopper.unpack_operands import unpack_integers
 from octavo.kernels.ring import steps_under_way
 
 _ATOM = gl.constexpr(ATOM)
@@ -95,7 +95,7 @@ class _Pipe(NamedTuple):
 
 
 @gluon.jit(do_not_specialize=["num_rows", "num_columns", "num_spans", "num_units", "num_groups"])
-def hopper_medium_kernel(
+def packed_gemm_kernel(
     x_matrix, words_matrix, pairs_matrix, result, parts,
     num_rows, num_columns, num_spans, num_units, num_groups, shape,
 ):  # fmt: skip
@@ -255,7 +255,7 @@ def _sum_units(pipe, begin, end, shape, SUMS: gl.constexpr):
                 words = pipe.words.index(words_stage).load(A)
             stage = turn % LAG * PARTS + atom // shape.atoms
             bits = (words >> (16 * (atom // 2))).to(gl.int16)
-            weights = unpacked(bits, pairs, atom // 2, atom % 2, shape.group, dtype)
+            weights = unpack_integers(bits, pairs, atom // 2, atom % 2, shape.group, dtype)
             weights = gl.convert_layout(weights, A, assert_trivial=True)
             if atom % shape.atoms == 0:
                 mbarrier.wait(pipe.rows_filled.index(stage), (turn // LAG) & 1)

@@ -5,13 +5,10 @@ The kernel draws its warps, barriers and buffers.
 
 import torch
 from torch import Tensor
-from triton.experimental.gluon import language as gl
 
 from octavo.errors import InvalidArgumentError
 from octavo.forms.float8 import Float8Weight
 from octavo.gemm.float8_operands import check_product
-from octavo.gemm.hopper.float8.many_kernel import many_kernel
-from octavo.gemm.hopper.float8.many_tiles import Result, Shape
 from octavo.gemm.hopper.float8.many_tiling import (
     HALF_ROWS,
     STEP,
@@ -19,9 +16,11 @@ from octavo.gemm.hopper.float8.many_tiling import (
     choose_tiling,
     unsupported_reason,
 )
+from octavo.gemm.hopper.float8.persistent_epilogue import Result, Shape
+from octavo.gemm.hopper.float8.persistent_kernel import persistent_float8_kernel
 from octavo.kernels.descriptor import describe_matrix, describe_rows
 from octavo.kernels.device import num_multiprocessors
-from octavo.kernels.launch import launch, overlaps
+from octavo.kernels.launch import constants, launch, overlaps
 
 # Registers of a thread before the warp that fetches gives most of its share to the warpgroups.
 _REGISTERS = 168
@@ -71,24 +70,36 @@ def many_linear(
     if tiling is None:
         adds = residual is not None or bias is not None
         tiling = choose_tiling(
-            *(num_rows, num_weight_rows, num_multiprocessors(x.device), halves), adds=adds, is_tiled=is_tiled
+            num_rows, num_weight_rows, num_multiprocessors(x.device), halves, adds=adds, is_tiled=is_tiled
         )
     num_columns = num_weight_rows // halves
     values = weight.values.view(halves, num_columns, size)
-    parts = [tiling.columns, tiling.extra or tiling.columns]
+    # With one part the kernel reads no extra one.
+    extra = tiling.extra or tiling.columns
     shape = Shape(
-        *(halves, tiling.columns, tiling.extra, tiling.stages, tiling.span, is_tiled, tiling.group),
-        *(activation, residual is not None),
+        halves=halves,
+        columns=tiling.columns,
+        extra=tiling.extra,
+        stages=tiling.stages,
+        span=tiling.span,
+        tiled=is_tiled,
+        group=tiling.group,
+        activation=activation,
+        adds=residual is not None,
     )
     launch(
-        many_kernel,
+        persistent_float8_kernel,
         (num_multiprocessors(x.device),),
-        describe_rows(x, [HALF_ROWS, STEP]),
-        *(describe_matrix(values, [halves, columns, STEP]) for columns in parts),
-        *(_describe_result(out, columns) for columns in parts),
-        Result(out, out.stride(0), row_scales, weight.scales, bias),
-        *(num_rows, num_columns, -(-size // (STEP * tiling.span))),
-        Shape(*map(gl.constexpr, shape)),
+        x_matrix=describe_rows(x, [HALF_ROWS, STEP]),
+        weight_matrix=describe_matrix(values, [halves, tiling.columns, STEP]),
+        extra_matrix=describe_matrix(values, [halves, extra, STEP]),
+        out_matrix=_describe_result(out, tiling.columns),
+        out_extra=_describe_result(out, extra),
+        result=Result(out=out, stride=out.stride(0), row_scales=row_scales, scales=weight.scales, bias=bias),
+        num_rows=num_rows,
+        num_columns=num_columns,
+        num_spans=-(-size // (STEP * tiling.span)),
+        shape=constants(shape),
         num_warps=4,
         maxnreg=_REGISTERS,
         launch_pdl=overlaps(x),

@@ -37,9 +37,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from octavo.gemm.hopper.float8.many_epilogue import finish, prepare, sums_layout
-from octavo.gemm.hopper.float8.many_tiles import Work, num_tiles, place
 from octavo.gemm.hopper.float8.many_tiling import HALF_ROWS, STEP
+from octavo.gemm.hopper.float8.persistent_epilogue import Work, finish, num_tiles, place, prepare, sums_layout
 from octavo.kernels.ring import free_stage, make_ring, wait_for_stage, wait_until_free
 
 _HALF = gl.constexpr(HALF_ROWS)
@@ -63,7 +62,7 @@ class _Out(NamedTuple):
 
 
 @gluon.jit(do_not_specialize=["num_rows", "num_columns", "num_spans"])
-def many_kernel(
+def persistent_float8_kernel(
     x_matrix, weight_matrix, extra_matrix, out_matrix, out_extra, result,
     num_rows, num_columns, num_spans, shape,
 ):  # fmt: skip

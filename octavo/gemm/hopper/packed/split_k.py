@@ -25,6 +25,24 @@ _TILE = gl.constexpr(TILE)
 _FETCHED = gl.constexpr(16384)
 
 
+class Work(NamedTuple):
+    """What programs multiply.
+
+    Attributes:
+        num_rows: M.
+        num_columns: of the result.
+        num_spans: of a row of the weight.
+        num_units: spans of all stripes.
+        num_groups: of rows of x; stripes of the same rows of the weight are neighbours.
+    """
+
+    num_rows: Any
+    num_columns: Any
+    num_spans: Any
+    num_units: Any
+    num_groups: Any
+
+
 class Parts(NamedTuple):
     """Where parts of stripes are kept.
 
