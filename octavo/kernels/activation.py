@@ -24,7 +24,7 @@ def gated_activation(gate_up: Tensor, name: str) -> Tensor:
         gate_up: [T, 2 F] = [gate | up], bfloat16, float16 or float32; rows any stride apart, last dimension
             contiguous.
         name: "silu", "gelu" (exact, with erf), "gelu_tanh" (its tanh approximation) or "clamped_swiglu" (see
-            layers.clamped_swiglu).
+            kernels.clamped_swiglu).
 
     Returns:
         A new contiguous [T, F], dtype of gate_up.
@@ -73,7 +73,7 @@ def activate(gate, NAME: tl.constexpr):
 
 @triton.jit
 def gate_and_up(gate, up, NAME: tl.constexpr):
-    """Return activation(gate) * up of float32 values, or what "clamped_swiglu" makes of them."""
+    """Return activation(gate) * up of float32 values; "clamped_swiglu" bounds both first."""
     if NAME == _CLAMPED:
         gate = tl.minimum(gate, _LIMIT, propagate_nan=tl.PropagateNan.ALL)
         up = tl.clamp(up, -_LIMIT, _LIMIT, propagate_nan=tl.PropagateNan.ALL)

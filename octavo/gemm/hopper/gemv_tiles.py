@@ -1,4 +1,4 @@
-"""What GEMVs of all weights share: how programs share out tiles, and the epilogue of a tile.
+"""What the GEMVs of all forms of weights share: the order of tiles, and the epilogue of a tile.
 
 Imported only where Triton runs.
 """
@@ -19,7 +19,7 @@ def ceil_div(a, b):
 
 @gluon.jit
 def num_tiles(num_columns, num_results, OWN: gl.constexpr):
-    """Return how many tiles of OWN columns this program takes of `num_results` rows of num_columns each."""
+    """Return how many tiles of OWN columns this program takes, of `num_results` rows of num_columns each."""
     tiles = gl.cdiv(num_columns, OWN) * num_results
     return gl.cdiv(tiles - gl.program_id(0), gl.num_programs(0))
 
@@ -44,10 +44,10 @@ def load_epilogue(operands, out, column, num_columns, shape):
     """Return the biases of both halves, None if there are none, and the residual, 0.0 if there is none.
 
     Args:
-        operands: has `bias`, of a dense weight, or None.
+        operands: has `bias`, a dense weight's, or None.
         out: the result's row, or the residual that it is added to.
-        column: of the result.
-        num_columns: of the result.
+        column: columns of the result.
+        num_columns: their number.
         shape: has `halves` and `adds`.
     """
     biases = (None, None)
@@ -69,11 +69,11 @@ def store_tile(parts, scale, bias, old, after, out, column, inside, shape, OUT: 
 
     Args:
         parts: [W, rows] in shared memory.
-        scale: of the sums of each half.
+        scale: factors of each half's sums.
         bias, old: see load_epilogue.
         after: factor of all sums.
         out: the result's row.
-        column: of the result, a layout OUT.
+        column: columns of the result, of layout OUT.
         inside: which columns exist.
         shape: has `halves`, `activation` and `adds`.
         OUT: layout of column.

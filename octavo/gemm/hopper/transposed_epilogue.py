@@ -15,7 +15,7 @@ _TILE = gl.constexpr(TILE)
 
 @gluon.jit
 def weight_rows(tile, index, num_columns, shape):
-    """Return the weight's rows of a tile: with an activation 8 of gate, then 8 of up, by turns."""
+    """Return the weight's rows of a tile; with an activation 8 of gate and 8 of up alternate."""
     if shape.activation is None:
         return gl.minimum(tile * _TILE + index, num_columns - 1)
     else:
@@ -43,13 +43,13 @@ def _gated(sums, shape):
     """Return activation(gate) * up of a tile's sums, [64, rows]."""
     gate, up = sums.reshape([_TILE // 16, 2, 8, shape.rows]).permute([0, 2, 3, 1]).split()
     out = gate_and_up(gate, up, shape.activation).reshape([_TILE // 2, shape.rows])
-    # Gate and up of a column are the same thread's.
+    # One thread holds both gate and up of a column, so nothing moves.
     return gl.convert_layout(out, half_layout(shape.rows), assert_trivial=True)
 
 
 @gluon.constexpr_function
 def half_layout(rows):
-    """Return the layout that sums have when gate and up have become one: 8 columns of each warp's 16."""
+    """Return the layout of sums once gate and up have become one: 8 columns of each warp's 16."""
     return gl.DistributedLinearLayout(
         reg_bases=[[0, 1], *([0, 8 << i] for i in range((rows // 8).bit_length() - 1))],
         lane_bases=[[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
@@ -61,7 +61,7 @@ def half_layout(rows):
 
 @gluon.jit
 def _store(sums, first, row, result, work, shape, LAYOUT: gl.constexpr):
-    """Store [columns, rows] as rows of the result, added to what is there if asked for."""
+    """Store [columns, rows] as rows of the result; with `adds`, add them to the residual there."""
     column = first + gl.arange(0, sums.shape[0], gl.SliceLayout(1, LAYOUT))[:, None]
     row += gl.arange(0, shape.rows, gl.SliceLayout(0, LAYOUT))[None, :]
     inside = (column < work.num_columns) & (row < work.num_rows)
@@ -78,8 +78,8 @@ def finish_experts(sums, operands, out, expert, first, end, tile, num_columns, s
     Args:
         sums: [128, rows] float32.
         operands, out, num_columns, shape: see mxfp4_persistent.
-        expert, first, end: of the tile's rows of x.
-        tile: of the columns.
+        expert, first, end: the tile's expert, its first row of x and the end of the expert's rows.
+        tile: the tile's number along the columns.
         SUMS: layout of the sums.
     """
     if operands.bias is not None:
@@ -96,7 +96,7 @@ def finish_experts(sums, operands, out, expert, first, end, tile, num_columns, s
 
 @gluon.jit
 def _store_pairs(results, operands, out, first, end, first_column, num_columns, shape):
-    """Store [columns, rows] as rows of the result, eight columns of a row by each thread."""
+    """Store [columns, rows] as rows of the result; each thread stores eight columns of a row."""
     COLUMNS: gl.constexpr = results.shape[0]
     LAYOUT: gl.constexpr = _store_layout(COLUMNS)
     results = gl.convert_layout(results.to(out.dtype.element_ty), LAYOUT)

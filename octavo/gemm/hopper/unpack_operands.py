@@ -43,7 +43,7 @@ MXFP4_BITS = (
 
 @gluon.constexpr_function
 def scale_asm(plane, is_bfloat16):
-    """Return PTX for two 16-bit numbers' plane of 4 bits: (q + origin + offset) * scale + minimum."""
+    """Return PTX that turns a plane's 4 bits into two numbers: (q + origin + offset) * scale + minimum."""
     kind = "bf16x2" if is_bfloat16 else "f16x2"
     origin = _BFLOAT16_ORIGIN if is_bfloat16 else _FLOAT16_ORIGIN
     offset = _BFLOAT16_OFFSET if is_bfloat16 else _FLOAT16_OFFSET
@@ -125,7 +125,7 @@ def unpack_integers(
 
 @gluon.constexpr_function
 def _mxfp4_number_asm(block):
-    """Return PTX for two numbers of a block, times the scale that is twice in a word."""
+    """Return PTX for two numbers of a block, times the scale that a word holds twice."""
     return (
         "{ .reg .b32 bits, more, zero; mov.b32 zero, 0x80008000;\n"
         + MXFP4_BITS[block]
@@ -147,7 +147,7 @@ def _mxfp4_numbers(units, exponents, block: gl.constexpr):
     )
     return gl.inline_asm_elementwise(
         _mxfp4_number_asm(block),
-        # A scale for each of two numbers: the same one.
+        # Two numbers are unpacked at a time: each brings the same scale.
         "=r,r,r,r",
         [units, scale[:, None]],
         dtype=gl.bfloat16,

@@ -1,4 +1,4 @@
-"""What the persistent GEMM of float8 rows knows of its work, where its tiles lie, and its epilogue."""
+"""The persistent GEMM of float8 rows: its constants, the order of its tiles, and its epilogue."""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from octavo.kernels.activation import activate
 
 _HALF = gl.constexpr(HALF_ROWS)
 _ROWS = gl.constexpr(TILE_ROWS)
-# x / (1 + exp(-x)) by approximate instructions, a quarter as many as exact ones.
+# x / (1 + exp(-x)) by approximate instructions: a quarter as many as the exact ones.
 _SILU = gl.constexpr(
     """{ .reg .f32 e; mul.f32 e, $1, 0fBFB8AA3B; ex2.approx.ftz.f32 e, e;
     add.f32 e, e, 0f3F800000; rcp.approx.ftz.f32 e, e; mul.f32 $0, $1, e; }"""
@@ -22,12 +22,12 @@ class Shape(NamedTuple):
 
     Attributes:
         halves: 2 with an activation, which needs a column of gate and one of up, else 1.
-        columns: of the result in a tile's first part.
-        extra: in its second part, or 0.
+        columns: columns of the result in a tile's first part.
+        extra: columns in its second part, or 0.
         stages: steps in shared memory.
-        span: steps whose products tensor cores add up.
-        tiled: whether a scale is for 128 x 128 numbers of the weight, else for a row; then span is 1.
-        group: tiles below one another that follow one another.
+        span: steps whose products tensor cores sum; 1 if tiled.
+        tiled: whether 128 x 128 numbers of the weight share a scale; False: each row has one.
+        group: vertically adjacent tiles that programs take in succession.
         activation: name or None.
         adds: whether the result is added to the residual.
     """
@@ -52,14 +52,14 @@ class Work(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The result in memory, row r at out + r * stride, and pointers to what it is made with.
+    """The result, whose row r is at out + r * stride, and the operands of its epilogue.
 
     Attributes:
         out: pointer.
         stride: between rows.
         row_scales: one for each row of x.
-        scales: one for each row of the weight; or of its tiles, [tiles above one another, spans].
-        bias: of the weight's rows, or None.
+        scales: one for each row of the weight, or for each of its tiles, [tiles along N, spans].
+        bias: one for each row of the weight, or None.
     """
 
     out: Any
@@ -79,8 +79,8 @@ def num_tiles(work, shape):
 def place(tile, work, shape):
     """Return the first row and the first column of a tile.
 
-    As many tiles as a group has lie below one another, then come those to their right: programs that run at
-    the same time share rows and weights.
+    Tiles run down a group, then to the group on its right: programs that run at the same time share rows and
+    weights.
     """
     down = gl.cdiv(work.num_rows, _ROWS)
     across = gl.cdiv(work.num_columns, shape.columns + shape.extra)
@@ -98,18 +98,18 @@ def sums_layout(width):
 
 @gluon.jit
 def prepare(result, first_row, first_column, COLUMNS: gl.constexpr, work, shape):
-    """Load what the epilogue of a part reads.
+    """Load the operands of a part's epilogue.
 
     Args:
         result: see Result.
-        first_row: of a warpgroup.
-        first_column: of the part.
-        COLUMNS: of the part.
-        work, shape: see tiles.
+        first_row: the warpgroup's first row.
+        first_column: the part's first column.
+        COLUMNS: columns of the part.
+        work, shape: see there.
 
     Returns:
-        Scales of rows of x, of the weight's rows (gate), of those of up, and the residual; the last two only
-        where there are any.
+        Scales of rows of x, of the weight's rows (or gate's), of up's, and the residual; placeholders stand
+        for the last two where there are none.
     """
     OUT: gl.constexpr = sums_layout(COLUMNS)
     SCALES: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
@@ -137,11 +137,11 @@ def finish(sums, part, staged, result, first_column, work, shape):
 
     Args:
         sums: [64, rows of the weight].
-        part: what prepare returned.
+        part: see prepare.
         staged: [64, columns] in shared memory.
-        result: see tiles.
-        first_column: of the part.
-        work, shape: see tiles.
+        result: see Result.
+        first_column: the part's first column.
+        work, shape: see there.
     """
     COLUMNS: gl.constexpr = staged.shape[1]
     OUT: gl.constexpr = sums_layout(COLUMNS)

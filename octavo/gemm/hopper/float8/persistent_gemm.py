@@ -1,6 +1,6 @@
 """The GEMM of many float8 rows on Hopper GPUs, y = epilogue(x W^T); imported only where Triton runs.
 
-The kernel draws its warps, barriers and buffers.
+persistent_kernel draws its warps, barriers and buffers.
 """
 
 import torch
@@ -22,7 +22,7 @@ from octavo.kernels.descriptor import describe_matrix, describe_rows
 from octavo.kernels.device import num_multiprocessors
 from octavo.kernels.launch import constants, launch, overlaps
 
-# Registers of a thread before the warp that fetches gives most of its share to the warpgroups.
+# Registers per thread, before the TMA warp gives most of its share to the warpgroups.
 _REGISTERS = 168
 
 
@@ -37,15 +37,15 @@ def many_linear(
     residual: Tensor | None = None,
     tiling: ManyTiling | None = None,
 ) -> Tensor:
-    """Return epilogue(x W^T + bias); tensor cores add up 512 products at a time, the rest is float32.
+    """Return epilogue(x W^T + bias); tensor cores sum 512 products at a time, all else is float32.
 
     The previous kernel must not write weight, scales or bias.
 
     Args:
         x: [M, K] float8; rows a multiple of 16 bytes apart, last dimension contiguous.
-        weight: [N, K], see tiling.unsupported_reason; with an activation [gate | up] along N.
+        weight: [N, K], see many_tiling.unsupported_reason; with an activation [gate | up] along N.
         bias, activation, residual: see skinny_linear; the residual's rows as those of x.
-        row_scales: [M] float32 contiguous, in any shape, by which rows of x are to be multiplied.
+        row_scales: [M] float32 contiguous, in any shape: the factor of each row of x.
         dtype: of the result.
         tiling: None: choose_tiling's.
 
@@ -74,7 +74,7 @@ def many_linear(
         )
     num_columns = num_weight_rows // halves
     values = weight.values.view(halves, num_columns, size)
-    # With one part the kernel reads no extra one.
+    # With one part, the kernel does not read the extra descriptors.
     extra = tiling.extra or tiling.columns
     shape = Shape(
         halves=halves,

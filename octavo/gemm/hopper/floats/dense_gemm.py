@@ -49,11 +49,11 @@ def hopper_linear(
     The previous kernel must not write weight: this one may read it while that one runs.
 
     Args:
-        x, weight: [M, K] and [N, K], see tiling.unsupported_reason; with an activation, weight is
+        x, weight: [M, K] and [N, K], see dense_gemm_tiling.unsupported_reason; with an activation, weight is
             [gate | up] along N.
         bias, activation, residual: see skinny_linear.
-        row_scales: [M] float32 contiguous, in any shape, of float8 rows, by which they are to be multiplied.
-        dtype: of the result; None: that of x.
+        row_scales: [M] float32 contiguous, in any shape: the factor of each float8 row.
+        dtype: the result's dtype; None: that of x.
         tiling: None: choose_hopper_tiling's.
 
     Returns:
@@ -73,7 +73,7 @@ def hopper_linear(
         check_vector("bias", bias, weight.shape[0])
     halves = 1 if activation is None else 2
     num_rows, num_columns = x.shape[0], weight.shape[0] // halves
-    # What counts are bytes: two of float8 are one of 16 bits.
+    # K in units of 16 bits, as tilings count: two float8 numbers are one.
     size = x.shape[1] * x.itemsize // 2
     out = make_result(
         x if dtype is None else x.new_empty(num_rows, 0, dtype=dtype), weight.shape[0], activation, residual
@@ -105,7 +105,7 @@ def hopper_linear(
         num_tiles=num_tiles,
         shape=constants(shape),
         num_warps=4,
-        # The TMA warp needs few registers, so the warpgroup gets most of its share.
+        # The TMA warp needs few registers and leaves most of its share to the warpgroup.
         maxnreg=80 if scales is None and halves * tiling.columns <= 64 else 128,
         launch_pdl=overlaps(x),
     )

@@ -23,7 +23,8 @@ runs, the next kernel's program fills its stages beside it. TMA writes a stage o
     blocks x warps atoms | 16 rows (gate and up: 8 + 8) | 64 bytes of K, chunks of 16 bytes swizzled
 
 Block b of warp w is the atom b * W + w. A thread reads 16 bytes of two rows, as an operand of `mma`: eight or
-sixteen neighbours of K. Hence x is read by such neighbours, too. Tensor cores want 8 columns: x is repeated.
+sixteen neighbours of K. Hence it reads such neighbours of x, too. Tensor cores want 8 columns, so x is
+repeated.
 
 Float8 weights become float16, which holds them exactly, and x becomes numbers that float16 holds
 (gemv_operands.py).
@@ -96,12 +97,12 @@ class Operands(NamedTuple):
     """Pointers beside the weight, None where there is none.
 
     Attributes:
-        x: [K], or of experts [T, K] or [T k, K].
+        x: [K], or with experts [T, K] or [T k, K].
         norm: weight of x's norm, [K].
-        scales: of a dense weight [N / height, K / width], of experts [E, K / width, N].
-        bias: of a dense weight, [N].
-        ids: [T, k] int32, the experts chosen.
-        factors: [T, k] float32, of the experts' results.
+        scales: a dense weight's [N / height, K / width], or experts' [E, K / width, N].
+        bias: a dense weight's, [N].
+        ids: the chosen experts, [T, k] int32.
+        factors: their results' factors, [T, k] float32.
     """
 
     x: Any
@@ -124,15 +125,15 @@ def float_gemv_kernel(matrix, operands, out, num_columns, stride_out, eps, shape
     """Grid: any number of programs, which take tiles in turn.
 
     Args:
-        matrix: the weight as TMA sees it, [K in atoms, halves, rows of a half, atom], or of experts
+        matrix: the weight as TMA sees it, [K in atoms, halves, rows of a half, atom], or with experts
             [K in atoms, E, halves, rows of a half, atom].
-        operands: see there.
-        out: [num_columns]; of experts' gate and up [T k, n], of down [T, N]; the residual if the result is
+        operands: see Operands.
+        out: [num_columns]; for experts' gate and up [T k, n], for down [T, N]; the residual if the result is
             added to it.
-        num_columns: of the result.
-        stride_out: between rows of out.
-        eps: of the norm.
-        shape: see there.
+        num_columns: columns of the result.
+        stride_out: numbers between rows of out.
+        eps: added to the norm's mean square.
+        shape: see Shape.
     """
     DTYPE: gl.constexpr = matrix.dtype if shape.height == 0 else gl.float16
     gdc_launch_dependents()
@@ -223,13 +224,13 @@ def _multiply(pipe, rows, parts, operands, out, num_columns, stride_out, eps, sh
             for index in gl.static_range(1, shape.tokens):
                 after = gl.where(token == index, afters[index], after)
         out_at = out + number * stride_out
-        # Loaded now, needed after the products.
+        # These loads overlap with the products; the epilogue needs them.
         scale = load_row_scales(operands, column, num_columns, shape)
         bias, old = load_epilogue(operands, out_at, column, num_columns, shape)
         total, step = _sum_rows(
             pipe, planes, plane, operands, number * shape.summed, begin, step, num_columns, shape
         )
-        # All 8 columns are the same.
+        # All 8 columns are equal.
         parts.store(gl.sum(total, 2) * 0.125)
         store_tile(parts, scale, bias, old, after, out_at, column, inside, shape, OUT)
 
@@ -239,9 +240,9 @@ def _sum_rows(pipe, planes, plane, operands, pair, begin, step, num_columns, sha
     """Return each warp's sums of a tile, [W, rows, 8] float32, and the step after its last one.
 
     Args:
-        plane: the first of the token's x.
-        pair: the first of the tile's pairs of a token and an expert.
-        begin: column of the tile.
+        plane: the first plane of the token's x.
+        pair: the tile's first pair of a token and an expert.
+        begin: the tile's first column.
     """
     ATOM: gl.constexpr = planes.shape[2]
     OF_PAIR: gl.constexpr = shape.size // (_WARPS * ATOM)
@@ -292,9 +293,9 @@ def _add_step(sums, ratios, pipe, planes, plane, step, shape):
         ratios: factors of each block's products, [W, rows, 1]; or ().
         pipe: weights in stages, and their ring.
         planes: x, [planes, W, atom] in shared memory.
-        plane: of the first block.
-        step: of the pipe.
-        shape: see there.
+        plane: the first block's.
+        step: the pipe's.
+        shape: see Shape.
     """
     KIND: gl.constexpr = pipe.weights.dtype
     EACH: gl.constexpr = 128 // KIND.primitive_bitwidth

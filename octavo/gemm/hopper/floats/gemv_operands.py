@@ -23,7 +23,7 @@ _INVERSE = gl.constexpr(0x7F000000)
 
 @gluon.jit
 def load_row(numbers, STEPS: gl.constexpr, SIZE: gl.constexpr):
-    """Load SIZE numbers, past them zeros: a tuple of STEPS times [X_STEP]."""
+    """Load SIZE numbers, then zeros: a tuple of STEPS times [X_STEP]."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([8], [32], [_WARPS], [0])
     k = gl.arange(0, _X_STEP, LAYOUT)
     row = ()
@@ -98,7 +98,7 @@ def load_row_scales(operands, column, num_columns, shape):
 
 @gluon.jit
 def load_factor(operands, pair, row, num_columns, shape):
-    """Load what all products of an expert are to be multiplied by, a number or [1, rows, 1]."""
+    """Load the factor of all products of an expert, a number or [1, rows, 1]."""
     factor = 1.0
     if shape.experts > 0:
         if shape.activation is None:

@@ -1,21 +1,21 @@
-"""The kernel of a single token's experts in MXFP4: the GEMV's pipeline (dense_gemv_kernel).
+"""The GEMV for Hopper GPUs with a single token's experts in MXFP4: the pipeline of float_gemv_kernel.
 
 Tensor cores multiply 16 rows of weights with 8 columns. A step has twice as many rows (or once, if k is odd):
 
     gate and up    a tile is 16 columns of an expert: 16 rows of gate, and of up; x is repeated
     down           a tile is 8 columns of the sum: 8 rows of an expert and of the next, and of two more.
-                   x of the one is in columns 0 to 3 of a product, of the other in columns 4 to 7, so half of
+                   Columns 0 to 3 of a product have x of the one, columns 4 to 7 of the other, so half of
                    each product counts. 16 columns of each expert would leave a third of the programs idle
 
-The choice of experts is the first that a program reads after the kernel before, then weights come by TMA:
+After the previous kernel a program first reads the choice of experts, then fetches their weights by TMA:
 
     stage, gate and up    words  gate and up | spans | 16 rows | 16 words     exponents  likewise
     stage, down           words  an expert each: spans | 8 rows | 16 words    exponents  likewise
 
-A warp takes 0.1 us to ask for a copy. So of down, whose copies are small, four warps do, an expert each.
+A warp takes 0.1 us to issue a copy. Down has many small copies, so four warps issue them, an expert each.
 
-Programs of gate and up take more than half of an SM, but leave room for one of down: never two sit on an SM
-while another one has none, whatever the kernel before leaves free.
+Programs of gate and up take more than half of an SM, but leave room for one of down: two never share an SM
+while another SM has none, whatever the previous kernel leaves free.
 
 Imported only where Triton runs.
 """
@@ -118,7 +118,7 @@ class _Pipe(NamedTuple):
 def gemv(
     x: Tensor, weight: Mxfp4ExpertWeight, choice: Choice, out: Tensor, *, activation: str | None, adds: bool
 ) -> None:
-    """Multiply as stacked.Gemv says: a single token, in bfloat16; sums are float32."""
+    """Multiply as stacked_experts.Gemv says: a single token, in bfloat16; sums are float32."""
     num_chosen = choice.experts.shape[1]
     reason = unsupported_reason(x, weight, num_chosen)
     if reason is not None:
@@ -171,7 +171,7 @@ def mxfp4_gemv_kernel(words, exponents, operands, out, num_columns, shape):
     """
     PLANES: gl.constexpr = shape.parts * ceil_div(shape.size, _WARPS * _SPAN)
     gdc_launch_dependents()
-    # Of gate and up both halves are one copy, of down each expert is.
+    # Gate and up are one copy; down is a copy for each expert.
     COPIES: gl.constexpr = 1 if shape.activation is not None else 2 * shape.units
     pipe = _Pipe(
         _allocate(words, COPIES * shape.stages),
@@ -199,7 +199,7 @@ def mxfp4_gemv_kernel(words, exponents, operands, out, num_columns, shape):
 
 @gluon.jit
 def _allocate(matrix, COPIES: gl.constexpr):
-    """Return shared memory for so many copies of a box of TMA's."""
+    """Return shared memory for COPIES boxes that TMA copies."""
     SHAPE: gl.constexpr = [COPIES] + matrix.block_type.shape  # noqa: RUF005
     return gl.allocate_shared_memory(matrix.dtype, SHAPE, matrix.layout)
 
@@ -235,7 +235,7 @@ def _fetch_gate_up(words, exponents, pipe, operands, num_columns, shape):
 
 @gluon.jit
 def _fetch_down(index: gl.constexpr, words, exponents, pipe, operands, num_columns, shape):
-    """Fetch what all steps of all tiles have of one expert."""
+    """Fetch one expert's part of all steps of all tiles."""
     STEPS: gl.constexpr = ceil_div(shape.size, _WARPS * _SPAN)
     BYTES: gl.constexpr = 2 * shape.units * (words.block_type.nbytes + exponents.block_type.nbytes)
     step = 0
@@ -268,7 +268,7 @@ def _multiply(pipe, row, sums, operands, out, num_columns, shape):
     half = gl.arange(0, _ROWS, gl.SliceLayout(0, gl.SliceLayout(2, PRODUCT))) // _COLUMNS
     meets = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, PRODUCT))) // 4
     counts = half[None, :, None] == meets[None, None, :]
-    # Four columns that count are alike.
+    # The four columns that count are equal.
     after: gl.constexpr = 0.25 * SMALLER
     gdc_wait()
     experts, factors = load_choice(operands, shape)
@@ -278,7 +278,7 @@ def _multiply(pipe, row, sums, operands, out, num_columns, shape):
         number, begin = place_tile(tile, num_columns, OWN)
         column = begin + gl.arange(0, OWN, OUT)
         inside = column < num_columns
-        # Loaded now, needed after the products.
+        # These loads overlap with the products; the epilogue needs them.
         biases, old = load_epilogue(operands, out, experts, number, column, inside, num_columns, shape)
         total = gl.zeros([_WARPS, _ROWS, 8], gl.float32, PRODUCT)
         for group in gl.static_range(shape.parts // shape.units if IS_DOWN else 1):

@@ -1,4 +1,4 @@
-"""The kernel of experts in MXFP4 for Hopper GPUs: numbers of 4 bits become operands in registers.
+"""The persistent grouped GEMM of experts in MXFP4 for Hopper GPUs: 4 bits become operands in registers.
 
     TMA warp (_fetch)                    two warpgroups (_multiply)
 
@@ -8,18 +8,18 @@
         wait free[stage]                     wait filled[stage]
         words, rows of x --> stage           words --> registers
                                              for each atom of 64 columns:
-                                               bits --> bfloat16, scaled (unpack)
+                                               bits --> bfloat16, scaled
                                                wgmma: sums += weights x rows
                                                the wgmma before is done; its stage, once read, is free
                                            epilogue, store
 
-Tiles are 128 rows of an expert's weight and some rows of x that chose it; a list of those is made on the
-device (sorted_rows). Programs stay, one or two on each SM, and take tiles in turn: words of the next one come
-while results are stored.
+A tile is 128 rows of an expert's weight and a block of the rows of x that chose it; the list of tiles is made
+on the device (sorted_rows). Programs are persistent, one or two per SM, and take tiles in turn: words of the
+next tile arrive while results are stored.
 
 Results are computed transposed, [weight rows, rows of x]: tensor cores take their first operand from
-registers, so that a weight never touches shared memory once it is a float. It is put together while the one
-before it is multiplied.
+registers, so a weight never touches shared memory once it is a float. It is unpacked while the one before it
+is multiplied (unpack_operands).
 
 Shared memory of a stage:
 
@@ -68,9 +68,9 @@ class Shape(NamedTuple):
 
     Attributes:
         size: K.
-        rows: of x in a tile.
+        rows: rows of x in a tile.
         stages: spans in shared memory.
-        activation: of gate and up, None for down.
+        activation: gate and up's, None for down.
     """
 
     size: Any
@@ -85,8 +85,8 @@ class Operands(NamedTuple):
     Attributes:
         exponents: [E, spans, N] int32.
         bias: [E, N], or None.
-        tiles: of rows, see sorted_rows.
-        pairs: of down, [P] int32: where a sorted row's result belongs.
+        tiles: tiles of rows, see sorted_rows.
+        pairs: for down, [P] int32: where a sorted row's result belongs.
     """
 
     exponents: Any
@@ -116,10 +116,10 @@ def expert_gemm(
 
     Args:
         x: [P, K] bfloat16, contiguous, in the order of experts.
-        weight: [E, N, K], see tiling.unsupported_reason; with an activation [gate | up] along N.
-        tiles: of x, see sorted_rows.sort_rows.
-        tiling: whose rows the tiles have.
-        activation: of gate and up, see few.few_gate_up; or None.
+        weight: [E, N, K], see mxfp4_rows_tiling.unsupported_reason; with an activation [gate | up] along N.
+        tiles: tiles of x, see sorted_rows.sort_rows.
+        tiling: its `rows` is the height of the tiles.
+        activation: gate and up's, a name of kernels.activation; None for down.
         pairs: [P] int32, where each row's result belongs; None: where x is.
 
     Returns:
@@ -157,7 +157,7 @@ def expert_gemm(
 
 
 def _describe_rows(x: Tensor, rows: int) -> TensorDescriptor:
-    """Describe x [P, K] as [K / 64, P, 64], of which a copy has two: a span of so many rows."""
+    """Describe x [P, K] as [K / 64, P, 64], of which a copy has two: a span of `rows` rows."""
     readable = x.as_strided((readable_rows(x, rows), x.shape[1]), x.stride(), x.storage_offset())
     return describe_matrix(readable.unflatten(1, (-1, ATOM)).transpose(0, 1), [2, rows, ATOM])
 
@@ -262,7 +262,7 @@ def _sum_spans(pipe, step, operands, expert, tile, num_columns, shape, SUMS: gl.
     exponents_at = operands.exponents + expert.to(gl.int64) * SPANS * num_columns * HALVES + row
     exponents = gl.load(exponents_at)
     sums = gl.zeros([_TILE, shape.rows], gl.float32, SUMS)
-    # Tensor cores still read it while the next one is put together.
+    # Tensor cores still read this operand while the next one is unpacked.
     before = gl.zeros([_TILE, _ATOM], gl.bfloat16, A)
     stage = wait_for_stage(pipe.ring, step, shape.stages)
     units = _read_units(pipe, stage, A)
@@ -278,7 +278,7 @@ def _sum_spans(pipe, step, operands, expert, tile, num_columns, shape, SUMS: gl.
         mbarrier.arrive(pipe.ring.free.index(done), count=1, pred=span > 0)
         before = weights
         weights = unpack_mxfp4(units, now, 1, A)
-        # The words of the next span, while this one is multiplied.
+        # The words of the next span are read while this one is multiplied.
         step += gl.where(span + 1 < SPANS, 1, 0)
         stage = gl.where(span + 1 < SPANS, gl.where(stage + 1 < shape.stages, stage + 1, 0), stage)
         mbarrier.wait(pipe.ring.filled.index(stage), (step // shape.stages) & 1)

@@ -36,15 +36,15 @@ _ROWS = gl.constexpr(TILE_ROWS)
 _SPAN = gl.constexpr(SPAN)
 _SPANS = gl.constexpr(SPANS_AT_ONCE)
 _DIGITS = gl.constexpr(4)
-# Bits of a float32's exponent; the row is scaled so that its largest number is below 2^30.
+# The exponent's bits in a float32; the row is scaled so that its largest number is below 2^30.
 _EXPONENT = gl.constexpr(0x7F800000)
 _LEAST, _MOST = gl.constexpr(0x10000000), gl.constexpr(0x7F000000)
-# Bits of 1 / p are _INVERSE less those of a power of two p; _BITS more make it 2^29 times as much.
+# For a power of two p, the bits of 1 / p are _INVERSE less those of p; _BITS more multiply it by 2^29.
 _INVERSE = gl.constexpr(0x7F000000)
 _BITS = gl.constexpr(29 << 23)
 
-# Of a step of the row, [SPANS_AT_ONCE, bytes of a word, 64], as it is loaded; and then with a thread's four
-# bytes of a word first.
+# Layouts of a step of the row, [SPANS_AT_ONCE, bytes of a word, 64]: as it is loaded, and with each thread's
+# four bytes of a word first.
 _BLOCKED = gl.constexpr(gl.BlockedLayout([1, 4, 4], [2, 1, 16], [WARPS, 1, 1], [2, 1, 0]))
 _ROW = gl.constexpr(
     gl.DistributedLinearLayout(
@@ -55,10 +55,10 @@ _ROW = gl.constexpr(
         [SPANS_AT_ONCE, 4, 64],
     )
 )
-# Bytes of an integer that are its signed digits, of base 256: each lower one that is 128 or more is 256 less,
-# and the next one 1 more.
+# An integer's bytes become its signed digits of base 256: a digit of 128 or more is lowered by 256, and
+# carries 1 into the next one.
 _SIGNED = "add.s32 i, {0}, 0x00808080; xor.b32 {1}, i, 0x00808080;"
-# Four integers to four words, each with one digit of all four.
+# Four integers become four words, each of which has one digit of all four.
 _TO_DIGITS = gl.constexpr(
     "{ .reg .b32 i, a, b, c, d, low, high;"
     + "".join(_SIGNED.format(f"${4 + index}", name) for index, name in enumerate("abcd"))
@@ -81,7 +81,7 @@ _SUMS = gl.constexpr(
         [WARPS, TILE_ROWS, 2, 4],
     )
 )
-# Of digits, [W, halves, digits, 64 bytes], as tensor cores want [W, 64 bytes, 8].
+# Layout of digits, [W, halves, digits, 64 bytes], as tensor cores want [W, 64 bytes, 8].
 _DIGITS_LAYOUT = gl.constexpr(
     gl.DistributedLinearLayout(
         [[0, 0, 0, 1], [0, 0, 0, 2], [0, 0, 0, 4], [0, 0, 0, 8]],
@@ -91,7 +91,7 @@ _DIGITS_LAYOUT = gl.constexpr(
         [WARPS, 2, 4, 64],
     )
 )
-# Of pairs of a tile and of half of it, [W, halves of a span, rows].
+# Layouts of the pairs of a tile and of half of it, [W, halves of a span, rows].
 _PAIRS_LANES = [[0, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 2], [0, 0, 4]]
 _PAIRS_WARPS = [[1, 0, 0], [2, 0, 0], [4, 0, 0]]
 _PAIRS = gl.constexpr(
@@ -114,7 +114,7 @@ def allocate_row(STEPS: gl.constexpr):
 
 @gluon.jit
 def load_row(numbers, STEPS: gl.constexpr, SIZE: gl.constexpr):
-    """Load SIZE numbers, past them zeros: a tuple of STEPS times [SPANS_AT_ONCE, bytes of a word, 64]."""
+    """Load SIZE numbers, then zeros: a tuple of STEPS times [SPANS_AT_ONCE, bytes of a word, 64]."""
     column = columns_of_spans()
     row = ()
     for step in gl.static_range(STEPS):
@@ -143,12 +143,12 @@ def keep_digits(row, totals, xs, norms, eps, shape):
 
     Args:
         row: [steps, SPANS_AT_ONCE / W, 4, W, digits, 16] int32 in shared memory.
-        totals: [steps, SPANS_AT_ONCE, 2] float32 in shared memory, sums of groups.
+        totals: [steps, SPANS_AT_ONCE, 2] float32 in shared memory, the sums of groups.
         xs, norms: x and its norm's weight, from load_row.
-        eps, shape: see kernel.
+        eps, shape: see packed_gemv_kernel.
 
     Returns:
-        What sums of digits' products are to be multiplied by.
+        The factor that turns sums of digits' products into results.
     """
     STEPS: gl.constexpr = row.shape[0]
     LAYOUT: gl.constexpr = xs[0].type.layout
@@ -175,7 +175,7 @@ def keep_digits(row, totals, xs, norms, eps, shape):
     to_integer = (_INVERSE - power + _BITS).to(gl.float32, bitcast=True)
     for step in gl.static_range(STEPS):
         x = numbers[step].to(gl.float32)
-        # Groups: bytes 0 and 1, and bytes 2 and 3.
+        # A word's first group is bytes 0 and 1, its second one bytes 2 and 3.
         total = gl.sum(gl.sum(x, 2).reshape([_SPANS, 2, 2]), 2)
         totals.index(step).store(total * before)
         words = gl.convert_layout((x * to_integer).to(gl.int32), _ROW, assert_trivial=True)
@@ -189,7 +189,7 @@ def keep_digits(row, totals, xs, norms, eps, shape):
 
 @gluon.jit
 def half_mask():
-    """Return bytes [W, halves of a span, digits, 64], -1 where a word's byte is of that half, else 0."""
+    """Return bytes [W, halves of a span, digits, 64]: -1 where a word's byte belongs to the half, else 0."""
     half = gl.arange(0, 2, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, _DIGITS_LAYOUT))))
     byte = gl.arange(0, 64, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, _DIGITS_LAYOUT))))
     keeps = (byte // 2 % 2)[None, None, None, :] == half[None, :, None, None]
@@ -198,14 +198,14 @@ def half_mask():
 
 @gluon.jit
 def multiply_tile(pipe, row, totals, mask, after, tile, shape):
-    """Return a tile's products of each warp, [W, rows] float32.
+    """Return each warp's products of a tile, [W, rows] float32.
 
     Args:
         pipe, shape: see packed_gemv_kernel.
         row, totals: see keep_digits.
-        mask: half_mask's.
-        after: what sums of digits are to be multiplied by.
-        tile: of the program.
+        mask: see half_mask.
+        after: factor of sums of digits.
+        tile: the program's tile.
     """
     A: gl.constexpr = gl.DotOperandLayout(0, _PRODUCT, 16)
     ATOMS: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=8, rank=3)
@@ -248,7 +248,7 @@ def multiply_tile(pipe, row, totals, mask, after, tile, shape):
 
 @gluon.jit
 def _to_bytes(words):
-    """Return words' even planes and their odd ones, as bytes."""
+    """Return the even and the odd planes of words, as bytes."""
     low = gl.inline_asm_elementwise(
         "and.b32 $0, $1, 0x0F0F0F0F;", "=r,r", [words], dtype=gl.int8, is_pure=True, pack=4
     )
@@ -265,7 +265,7 @@ def _load_digits(plane, mask):
 
     Args:
         plane: [W, digits, 64] int8 in shared memory.
-        mask: half_mask's.
+        mask: see half_mask.
     """
     B: gl.constexpr = gl.DotOperandLayout(1, _PRODUCT, 16)
     bytes_ = plane.load(gl.SliceLayout(1, _DIGITS_LAYOUT))
@@ -284,9 +284,9 @@ def _load_pairs(pairs, stage, block: gl.constexpr, shape):
 
     Args:
         pairs: [stages * halves of a tile, groups of a step, 1, rows of a half] int32 in shared memory.
-        stage: to be read.
-        block: span of a warp.
-        shape: see kernel.
+        stage: the stage to read.
+        block: the warp's span.
+        shape: see packed_gemv_kernel.Shape.
     """
     if shape.halves == 1:
         found = _load_half(pairs.index(stage), block, shape, _PAIRS)

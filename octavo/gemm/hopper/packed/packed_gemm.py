@@ -1,7 +1,7 @@
 """The GEMM of 17 to 256 rows with a weight of 4 bits on Hopper GPUs, y = epilogue(x W^T).
 
-See kernel. A row's result depends on its own values, the tiling and the number of rows, never on the other
-rows. Imported only where Triton runs.
+packed_gemm_kernel draws its warps, barriers and buffers. A row's result depends on its own values, the tiling
+and the number of rows, never on the other rows. Imported only where Triton runs.
 """
 
 import torch
@@ -25,7 +25,7 @@ from octavo.kernels.descriptor import describe_matrix, describe_rows
 from octavo.kernels.device import num_multiprocessors
 from octavo.kernels.launch import constants, launch, overlaps
 
-# Two warpgroups multiply. The TMA warp counts as a third one.
+# Two warpgroups multiply; the TMA warp counts as a third one.
 NUM_WARPS = 8
 
 
@@ -106,7 +106,7 @@ def hopper_medium_linear(
 
 
 def _words(words: Tensor, *, is_gated: bool) -> TensorDescriptor:
-    """Describe words to TMA: tiles of rows; of gate and up, eight rows of each by turns."""
+    """Describe words to TMA as tiles of rows; gate and up alternate, eight rows of each."""
     if not is_gated:
         return describe_matrix(words, [TILE, PLANE])
     by_turns = words.view(2, words.shape[0] // 16, 8, words.shape[1]).transpose(0, 1)

@@ -79,10 +79,10 @@ class Operands(NamedTuple):
     Attributes:
         x: [K], or of experts' down [k, K].
         norm: weight of x's norm, [K].
-        bias: of a dense weight, [N].
-        ids: [1, k] int32, the experts chosen.
-        weights: [1, k] float32, of the experts' results.
-        factors: [E, halves] float32, of experts' scales and minimums.
+        bias: a dense weight's, [N].
+        ids: the chosen experts, [1, k] int32.
+        weights: their results' factors, [1, k] float32.
+        factors: factors of experts' scales and minimums, [E, halves] float32.
     """
 
     x: Any
@@ -106,15 +106,15 @@ def packed_gemv_kernel(words, pairs, operands, out, num_columns, eps, factor, sh
     """Grid: any number of programs, which take tiles in turn.
 
     Args:
-        words: of the weight as TMA sees them, [2, spans, halves, rows of a half, 16], of experts E halves.
-        pairs: of scales and minimums, [groups, halves, rows of a half], of experts [E, ...].
-        operands: see there.
-        out: [num_columns]; of experts' gate and up [k, n], of down [1, N]; the residual if the result is
+        words: the weight's as TMA sees them, [2, spans, halves, rows of a half, 16], with experts E halves.
+        pairs: scales and minimums, [groups, halves, rows of a half], with experts [E, ...].
+        operands: see Operands.
+        out: [num_columns]; for experts' gate and up [k, n], for down [1, N]; the residual if the result is
             added to it.
-        num_columns: of the result.
-        eps: of the norm.
-        factor: of a dense weight's scales and minimums.
-        shape: see there.
+        num_columns: columns of the result.
+        eps: added to the norm's mean square.
+        factor: a dense weight's factor of scales and minimums.
+        shape: see Shape.
     """
     OWN: gl.constexpr = _ROWS // shape.halves
     GROUPS: gl.constexpr = [2 * shape.blocks * _WARPS, 1, OWN]
@@ -141,7 +141,7 @@ def packed_gemv_kernel(words, pairs, operands, out, num_columns, eps, factor, sh
 
 @gluon.jit
 def _let_next_in(IS_ROW_HERE: gl.constexpr, shape):
-    """Let the next kernel in: at the start, or when the row is here, which is better before attention."""
+    """Let the next kernel start: at once, or, which is better before attention, when the row is here."""
     IS_PROJECTION_TO_HEADS: gl.constexpr = shape.norm and shape.activation is None
     if IS_PROJECTION_TO_HEADS == IS_ROW_HERE:
         gdc_launch_dependents()
@@ -152,7 +152,7 @@ def _fetch(words, pairs, pipe, operands, num_columns, shape):
     """Fetch all steps of all tiles; what lies past the ends, or is of no expert here, reads as zero."""
     OWN: gl.constexpr = _ROWS // shape.halves
     STEPS: gl.constexpr = ceil_div(shape.summed * shape.padded, shape.blocks * _WARPS * _SPAN)
-    # Copies that fill a stage's words of an atom.
+    # Copies per stage: boxes of spans, each of one or both atoms.
     BOXES: gl.constexpr = shape.blocks * _WARPS // words.block_type.shape[1]
     ATOMS: gl.constexpr = 2 // words.block_type.shape[0]
     STEP_BYTES: gl.constexpr = BOXES * (
@@ -195,7 +195,7 @@ def _fetch_experts(
         column = (turn * _WARPS + box * (_WARPS // BOXES)) * _SPAN
         index = column // shape.padded
         span = (column - index * shape.padded) // _SPAN
-        # Past the last expert there is none.
+        # The row may be longer than all experts; TMA reads zeros for expert E, which does not exist.
         expert = gl.load(operands.ids + first + index, mask=index < shape.summed, other=shape.experts)
         for atom in gl.static_range(2):
             at = [atom, span, shape.halves * expert, begin, 0]
@@ -230,7 +230,7 @@ def _multiply(pipe, row, totals, parts, operands, out, num_columns, eps, factor,
         column = begin + gl.arange(0, OWN, OUT)
         inside = column < num_columns
         out_at = out + number * num_columns
-        # Loaded now, needed after the products.
+        # These loads overlap with the products; the epilogue needs them.
         scale = _load_factors(operands, number, factor, shape)
         bias, old = load_epilogue(operands, out_at, column, num_columns, shape)
         parts.store(multiply_tile(pipe, row, totals, mask, after, tile, shape))
@@ -253,7 +253,7 @@ def _load_factors(operands, number, factor, shape):
 
 @gluon.jit
 def _load_experts_rows(operands, STEPS: gl.constexpr, shape):
-    """Load the row as load_row does: of down each expert's, times its weight and its factor."""
+    """Load the row as load_row does; for down each expert's part, times its weight and its factor."""
     column = columns_of_spans()
     rows = ()
     for step in gl.static_range(STEPS):
