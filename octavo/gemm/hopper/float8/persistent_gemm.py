@@ -62,9 +62,8 @@ def many_linear(
     num_rows, (num_weight_rows, size) = x.shape[0], weight.shape
     if num_rows == 0:
         return out
-    for name, rows in (("x", x), ("the residual", out)):
-        if rows.stride(0) * rows.itemsize % 16 or rows.data_ptr() % 16:
-            raise InvalidArgumentError(f"rows of {name} must begin at 16 bytes, got {rows.stride(0)} apart")
+    _check_alignment("x", x)
+    _check_alignment("the residual", out)
     halves = 1 if activation is None else 2
     is_tiled = weight.height > 1
     if tiling is None:
@@ -76,17 +75,6 @@ def many_linear(
     values = weight.values.view(halves, num_columns, size)
     # With one part, the kernel does not read the extra descriptors.
     extra = tiling.extra or tiling.columns
-    shape = Shape(
-        halves=halves,
-        columns=tiling.columns,
-        extra=tiling.extra,
-        stages=tiling.stages,
-        span=tiling.span,
-        tiled=is_tiled,
-        group=tiling.group,
-        activation=activation,
-        adds=residual is not None,
-    )
     launch(
         persistent_float8_kernel,
         (num_multiprocessors(x.device),),
@@ -99,12 +87,31 @@ def many_linear(
         num_rows=num_rows,
         num_columns=num_columns,
         num_spans=-(-size // (STEP * tiling.span)),
-        shape=constants(shape),
+        shape=constants(_make_shape(tiling, activation, is_tiled=is_tiled, adds=residual is not None)),
         num_warps=4,
         maxnreg=_REGISTERS,
         launch_pdl=overlaps(x),
     )
     return out
+
+
+def _check_alignment(name: str, rows: Tensor) -> None:
+    if rows.stride(0) * rows.itemsize % 16 or rows.data_ptr() % 16:
+        raise InvalidArgumentError(f"rows of {name} must begin at 16 bytes, got {rows.stride(0)} apart")
+
+
+def _make_shape(tiling: ManyTiling, activation: str | None, *, is_tiled: bool, adds: bool) -> Shape:
+    return Shape(
+        halves=1 if activation is None else 2,
+        columns=tiling.columns,
+        extra=tiling.extra,
+        stages=tiling.stages,
+        span=tiling.span,
+        tiled=is_tiled,
+        group=tiling.group,
+        activation=activation,
+        adds=adds,
+    )
 
 
 def _describe_result(out: Tensor, columns: int) -> object:

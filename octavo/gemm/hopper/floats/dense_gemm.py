@@ -82,17 +82,6 @@ def hopper_linear(
         tiling = choose_hopper_tiling(num_rows, weight.shape[0], size, is_gated=halves == 2)
     num_tiles = -(-size // tiling.depth)
     _check_stages(tiling, num_tiles)
-    shape = Shape(
-        rows=tiling.rows,
-        halves=halves,
-        columns=tiling.columns,
-        atoms=tiling.depth // ATOM,
-        weight_stages=tiling.weight_stages,
-        row_stages=tiling.row_stages,
-        activation=activation,
-        adds=residual is not None,
-        tiled=scales is not None and scales.num_side > 1,
-    )
     atom = ATOM_BYTES // x.itemsize
     launch(
         dense_gemm_kernel,
@@ -103,13 +92,27 @@ def hopper_linear(
         scales=scales or _NO_SCALES,
         num_rows=num_rows,
         num_tiles=num_tiles,
-        shape=constants(shape),
+        shape=constants(_make_shape(tiling, activation, scales, adds=residual is not None)),
         num_warps=4,
         # The TMA warp needs few registers and leaves most of its share to the warpgroup.
         maxnreg=80 if scales is None and halves * tiling.columns <= 64 else 128,
         launch_pdl=overlaps(x),
     )
     return out
+
+
+def _make_shape(tiling: HopperTiling, activation: str | None, scales: Scales | None, *, adds: bool) -> Shape:
+    return Shape(
+        rows=tiling.rows,
+        halves=1 if activation is None else 2,
+        columns=tiling.columns,
+        atoms=tiling.depth // ATOM,
+        weight_stages=tiling.weight_stages,
+        row_stages=tiling.row_stages,
+        activation=activation,
+        adds=adds,
+        tiled=scales is not None and scales.num_side > 1,
+    )
 
 
 def _check_stages(tiling: HopperTiling, num_tiles: int) -> None:

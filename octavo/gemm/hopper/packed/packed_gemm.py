@@ -73,16 +73,6 @@ def hopper_medium_linear(
     num_units = -(-num_weight_rows // TILE) * num_groups * num_spans
     programs = min(tiling.programs, num_units)
     parts = x.new_empty(programs, tiling.blocks * TILE * tiling.rows, dtype=torch.float32)
-    shape = Shape(
-        group=weight.group,
-        rows=tiling.rows,
-        blocks=tiling.blocks,
-        atoms=tiling.atoms,
-        row_stages=tiling.row_stages,
-        word_stages=tiling.word_stages,
-        activation=activation,
-        adds=residual is not None,
-    )
     is_gated = activation is not None
     launch(
         packed_gemm_kernel,
@@ -97,12 +87,25 @@ def hopper_medium_linear(
         num_spans=num_spans,
         num_units=num_units,
         num_groups=num_groups,
-        shape=constants(shape),
+        shape=constants(_make_shape(weight.group, tiling, activation, adds=residual is not None)),
         num_warps=NUM_WARPS,
         maxnreg=tiling.max_registers,
         launch_pdl=overlaps(x),
     )
     return out
+
+
+def _make_shape(group: int, tiling: HopperMediumTiling, activation: str | None, *, adds: bool) -> Shape:
+    return Shape(
+        group=group,
+        rows=tiling.rows,
+        blocks=tiling.blocks,
+        atoms=tiling.atoms,
+        row_stages=tiling.row_stages,
+        word_stages=tiling.word_stages,
+        activation=activation,
+        adds=adds,
+    )
 
 
 def _words(words: Tensor, *, is_gated: bool) -> TensorDescriptor:
