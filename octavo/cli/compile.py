@@ -11,7 +11,7 @@ from octavo.config import EngineConfig
 from octavo.engine.memory import gib
 from octavo.errors import ConfigError, EngineError
 from octavo.gemm.cpu.library import compile_failure
-from octavo.kernels.c.compile import cache_folder
+from octavo.kernels.c.compiler import cache_folder
 from octavo.sampling_params import SamplingParams
 
 

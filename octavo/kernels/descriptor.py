@@ -4,7 +4,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from octavo.kernels.rows import readable_rows
+from octavo.kernels.padded_rows import readable_rows
 
 
 def describe_matrix(tensor: Tensor, tile: list[int], *, swizzle_bytes: int = 128) -> TensorDescriptor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from octavo.errors import InvalidArgumentError
 from octavo.kernels.device import num_multiprocessors, power_of_two
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
-from octavo.kernels.rows import new_rows
+from octavo.kernels.padded_rows import new_rows
 
 _MAX_ROW = 65536
 # Values per warp: 8 per thread, one 16-byte access in half precision.

@@ -52,8 +52,8 @@ from octavo.gemm.hopper.unpack_operands import unpack_mxfp4
 from octavo.kernels.descriptor import describe_matrix
 from octavo.kernels.device import num_multiprocessors
 from octavo.kernels.launch import constants, launch, overlaps
+from octavo.kernels.padded_rows import new_rows, readable_rows
 from octavo.kernels.ring import claim_stage, free_stage, make_ring, wait_for_stage
-from octavo.kernels.rows import new_rows, readable_rows
 
 # Two warpgroups multiply.
 NUM_WARPS = 8

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from octavo.gemm.portable.experts.sort_pairs import SortedPairs
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
-from octavo.kernels.rows import new_rows
+from octavo.kernels.padded_rows import new_rows
 
 _BLOCK = 1024
 
