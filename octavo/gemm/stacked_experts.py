@@ -115,7 +115,7 @@ class StackedExperts:
     def rounded(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Round rows to float8, as weights are, and run each expert's rows together."""
         from octavo.gemm.portable.experts.sort_pairs import sort_pairs
-        from octavo.kernels.quantise import quantise_rows
+        from octavo.kernels.rms_norm import quantise_rows
 
         (product, _), per_expert = self.rows["rounded"], self.rows_per_expert(choice)
         assert product.tiling is not None, "a row of `rounded` without a tiling"

@@ -8,7 +8,7 @@ from octavo.errors import InvalidArgumentError, suggest
 from octavo.kernels.clamped_swiglu import LIMIT, SLOPE
 from octavo.kernels.clamped_swiglu import NAME as CLAMPED
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
-from octavo.kernels.rows import new_rows
+from octavo.kernels.padded_rows import new_rows
 
 NAMES = ("silu", "gelu", "gelu_tanh")
 _ALL_NAMES = (*NAMES, CLAMPED)
@@ -24,7 +24,7 @@ def gated_activation(gate_up: Tensor, name: str) -> Tensor:
         gate_up: [T, 2 F] = [gate | up], bfloat16, float16 or float32; rows any stride apart, last dimension
             contiguous.
         name: "silu", "gelu" (exact, with erf), "gelu_tanh" (its tanh approximation) or "clamped_swiglu" (see
-            layers.clamped_swiglu).
+            kernels.clamped_swiglu).
 
     Returns:
         A new contiguous [T, F], dtype of gate_up.
@@ -48,7 +48,12 @@ def gated_activation(gate_up: Tensor, name: str) -> Tensor:
         launch(
             _gated_activation_kernel,
             (num_rows, -(-size // _BLOCK)),
-            *(gate_up, out, gate_up.stride(0), size, name, _BLOCK),
+            gate_up_ptr=gate_up,
+            out_ptr=out,
+            stride_gate_up=gate_up.stride(0),
+            size=size,
+            NAME=name,
+            BLOCK=_BLOCK,
             **overlap_options(gate_up),
         )
     return out
@@ -68,7 +73,7 @@ def activate(gate, NAME: tl.constexpr):
 
 @triton.jit
 def gate_and_up(gate, up, NAME: tl.constexpr):
-    """Return activation(gate) * up of float32 values, or what "clamped_swiglu" makes of them."""
+    """Return activation(gate) * up of float32 values; "clamped_swiglu" bounds both first."""
     if NAME == _CLAMPED:
         gate = tl.minimum(gate, _LIMIT, propagate_nan=tl.PropagateNan.ALL)
         up = tl.clamp(up, -_LIMIT, _LIMIT, propagate_nan=tl.PropagateNan.ALL)

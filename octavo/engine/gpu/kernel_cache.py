@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from octavo.errors import ConfigError
-from octavo.kernels.c.compile import cache_folder
+from octavo.kernels.c.compiler import cache_folder
 from octavo.own_files import make_own_folder
 
 _PACKAGE = Path(__file__).parents[2]

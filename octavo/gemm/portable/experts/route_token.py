@@ -17,8 +17,8 @@ from torch import Tensor
 from octavo.gemm.portable.experts.router_logits import choice_keys, place_among_held
 from octavo.kernels.device import power_of_two
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
-from octavo.kernels.rows import new_rows
-from octavo.kernels.stream import inverse_rms
+from octavo.kernels.padded_rows import new_rows
+from octavo.kernels.rms_norm import inverse_rms
 
 
 def norm_and_route(
