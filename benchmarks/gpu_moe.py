@@ -37,9 +37,10 @@ from octavo.gemm.portable.experts.expert_tiling import (
     PackedTiling,
     row_slots,
 )
+from octavo.gemm.portable.experts.grouped_gemm import grouped_gemm
 from octavo.gemm.portable.experts.sort_pairs import sort_pairs
 from octavo.gemm.portable.skinny_tiling import Tiling
-from octavo.gemm.stacked_experts import StackedExperts, few_kernels, grouped_kernels
+from octavo.gemm.stacked_experts import StackedExperts, few_kernels
 from octavo.kernels.activation import gated_activation
 from octavo.kernels.compiled import compile_kernels
 from octavo.layers import RMSNorm
@@ -298,7 +299,7 @@ def candidates(
         experts = layers.experts[i]
         weight, activation = (experts.gate_up, experts.activation) if is_gated else (experts.down, None)
         by_expert = sorts[i]._replace(num_slots=row_slots(num_tokens, per_expert, tiling.rows))
-        return grouped_kernels(weight).grouped_gemm(rows, weight, by_expert, activation, tiling)
+        return grouped_gemm(rows, weight, by_expert, activation, tiling)
 
     def few(i: int, tiling: Tiling | Mxfp4Tiling | PackedTiling) -> Tensor:
         choice, experts, kernels = choices[i], layers.experts[i], few_kernels(layers.experts[i].down)

@@ -78,6 +78,7 @@ class StackedExperts:
 
     def grouped(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Sort the pairs by expert, and run each expert's rows together."""
+        from octavo.gemm.portable.experts.grouped_gemm import grouped_gemm
         from octavo.gemm.portable.experts.sort_pairs import sort_pairs
 
         per_expert = self.rows_per_expert(choice)
@@ -86,14 +87,13 @@ class StackedExperts:
         down_tiling = choose_grouped_tiling(per_expert, self.down, is_gated=False, **options)
         slots = row_slots(len(x), per_expert, up_tiling.rows)
         by_expert = sort_pairs(choice.experts, self.down.shape[0], slots)
-        gate_up, down = grouped_kernels(self.gate_up), grouped_kernels(self.down)
-        inner = gate_up.grouped_gemm(x, self.gate_up, by_expert, self.activation, up_tiling)
-        rows = down.grouped_gemm(inner, self.down, by_expert, None, down_tiling)
+        inner = grouped_gemm(x, self.gate_up, by_expert, self.activation, up_tiling)
+        rows = grouped_gemm(inner, self.down, by_expert, None, down_tiling)
         return self._combined(rows, choice, residual)
 
     def rounded(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Round rows to float8, as weights are, and run each expert's rows together."""
-        from octavo.gemm.portable.experts.grouped import grouped_gemm
+        from octavo.gemm.portable.experts.grouped_gemm import grouped_gemm
         from octavo.gemm.portable.experts.sort_pairs import sort_pairs
         from octavo.kernels.quantise import quantise_rows
 
@@ -170,19 +170,6 @@ def gemv_of(weight: AnyExpertWeight) -> Gemv:
 
 def few_kernels(weight: AnyExpertWeight) -> ModuleType:
     """Return the module with the kernels of 1 to 4 tokens for a form of weights."""
-    from octavo.gemm.portable.experts import mxfp4_gemm
-    from octavo.gemm.portable.experts import packed_pairs as packed_few
-    from octavo.gemm.portable.experts import pairs as few
+    from octavo.gemm.portable.experts import grouped_gemm, pair_gemv
 
-    if isinstance(weight, PackedExpertWeight):
-        return packed_few
-    return mxfp4_gemm if isinstance(weight, Mxfp4ExpertWeight) else few
-
-
-def grouped_kernels(weight: AnyExpertWeight) -> ModuleType:
-    """Return the module with the grouped GEMM for a form of weights."""
-    from octavo.gemm.portable.experts import grouped, mxfp4_gemm, packed_grouped
-
-    if isinstance(weight, PackedExpertWeight):
-        return packed_grouped
-    return mxfp4_gemm if isinstance(weight, Mxfp4ExpertWeight) else grouped
+    return pair_gemv if isinstance(weight, ExpertWeight) else grouped_gemm
