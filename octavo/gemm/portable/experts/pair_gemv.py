@@ -1,7 +1,7 @@
-"""Experts of 1 to 4 tokens: every pair by itself, without tensor cores; imported only where Triton runs.
+"""The GEMV of experts in floats, for 1 to 4 tokens, without tensor cores; imported only where Triton runs.
 
-So few tokens mostly choose different experts, so there is nothing to sort. Time is that of reading weights
-and of launches: the activation is part of the first product, the sum over a token's experts of the second.
+Those tokens mostly choose different experts, so there is nothing to sort. Reading weights and launching take
+all the time: the activation is part of the first product, the sum over a token's experts of the second.
 """
 
 import triton
@@ -35,18 +35,8 @@ def few_gate_up(
     Returns:
         A new [T k, n], dtype of x.
     """
-    num_experts, num_weight_rows, size = weight.shape
-    num_pairs = experts.numel()
-    out = x.new_empty(num_pairs, num_weight_rows // 2)
-    launch(
-        _few_gate_up_kernel,
-        (-(-num_weight_rows // tiling.columns), num_pairs),
-        *(x, weight.values, _scales_of(weight), weight.bias, experts, out, num_weight_rows, x.stride(0)),
-        *(weight.width, experts.shape[1], size, activation, tiling.columns, _depth(tiling, size)),
-        num_experts,
-        num_warps=tiling.num_warps,
-        **overlap_options(x),
-    )
+    out = x.new_empty(experts.numel(), weight.shape[1] // 2)
+    _launch(x, weight, experts, None, out, tiling, summed=1, activation=activation, adds=False)
     return out
 
 
@@ -69,28 +59,51 @@ def few_down(
     Returns:
         residual, or a new [T, H], dtype of x.
     """
-    (num_tokens, num_chosen), (num_experts, num_columns, size) = choice.experts.shape, weight.shape
-    out = x.new_empty(num_tokens, num_columns) if residual is None else residual
-    launch(
-        _few_down_kernel,
-        (-(-num_columns // tiling.columns), num_tokens),
-        *(x, weight.values, _scales_of(weight), weight.bias, *choice, out, num_columns, out.stride(0)),
-        *(weight.width, num_chosen, size, tiling.columns, _depth(tiling, size)),
-        *(num_experts, residual is not None),
-        num_warps=tiling.num_warps,
-        **overlap_options(x),
-    )
+    out = x.new_empty(len(choice.experts), weight.shape[1]) if residual is None else residual
+    summed = choice.experts.shape[1]
+    _launch(x, weight, *choice, out, tiling, summed=summed, activation=None, adds=residual is not None)
     return out
 
 
-def _depth(tiling: Tiling, size: int) -> int:
-    """Return the values of K that a program loads at once."""
-    return min(tiling.depth, max(16, power_of_two(size)))
-
-
-def _scales_of(weight: ExpertWeight) -> Tensor:
-    """Return what a kernel gets for scales; without any, it does not read it."""
-    return weight.values if weight.scales is None else weight.scales
+def _launch(
+    x: Tensor,
+    weight: ExpertWeight,
+    experts: Tensor,
+    factors: Tensor | None,
+    out: Tensor,
+    tiling: Tiling,
+    *,
+    summed: int,
+    activation: str | None,
+    adds: bool,
+) -> None:
+    """Write the sums over `summed` pairs each to rows of out."""
+    num_experts, num_weight_rows, size = weight.shape
+    launch(
+        _gemv_kernel,
+        (-(-num_weight_rows // tiling.columns), len(out)),
+        x_ptr=x,
+        weight_ptr=weight.values,
+        scales_ptr=weight.values if weight.scales is None else weight.scales,
+        bias_ptr=weight.bias,
+        experts_ptr=experts,
+        factors_ptr=factors,
+        out_ptr=out,
+        num_weight_rows=num_weight_rows,
+        stride_x=x.stride(0),
+        stride_out=out.stride(0),
+        WIDTH=weight.width,
+        SUMMED=summed,
+        NUM_CHOSEN=experts.numel() // len(x),
+        SIZE=size,
+        ACTIVATION=activation,
+        ADD=adds,
+        COLUMNS=tiling.columns,
+        DEPTH=min(tiling.depth, max(16, power_of_two(size))),
+        NUM_HELD=num_experts,
+        num_warps=tiling.num_warps,
+        **overlap_options(x),
+    )
 
 
 @triton.jit
@@ -116,87 +129,65 @@ def _scaled(
 
 
 @triton.jit
-def _few_gate_up_kernel(
-    x_ptr, weight_ptr, scales_ptr, bias_ptr, experts_ptr, out_ptr, num_weight_rows, stride_x,
-    WIDTH: tl.constexpr,
-    NUM_CHOSEN: tl.constexpr, SIZE: tl.constexpr, ACTIVATION: tl.constexpr,
-    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, NUM_HELD: tl.constexpr, OVERLAP: tl.constexpr,
+def _gemv_kernel(
+    x_ptr, weight_ptr, scales_ptr, bias_ptr, experts_ptr, factors_ptr, out_ptr,
+    num_weight_rows, stride_x, stride_out,
+    WIDTH: tl.constexpr, SUMMED: tl.constexpr, NUM_CHOSEN: tl.constexpr, SIZE: tl.constexpr,
+    ACTIVATION: tl.constexpr, ADD: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    NUM_HELD: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (ceil(2 n / COLUMNS), pairs). Gate and up columns alternate in a program."""
+    """Grid: (ceil(N / COLUMNS), rows of the result). A program sums over SUMMED pairs in their order.
+
+    Pair p has row p // NUM_CHOSEN of x. With an activation, gate and up columns alternate in a program.
+    """
+    HALVES: tl.constexpr = 1 if ACTIVATION is None else 2
     # Products of what one thread loads at once, 16 bytes, are added up at once: fewer sums in registers.
     VECTOR: tl.constexpr = 128 // weight_ptr.dtype.element_ty.primitive_bitwidth
     start_next(OVERLAP)
-    num_columns = num_weight_rows // 2
-    pair = tl.program_id(1)
+    num_columns = num_weight_rows // HALVES
+    row = tl.program_id(1)
     index = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     k = tl.arange(0, DEPTH)[None, :]
-    weight_row = tl.minimum(index // 2, num_columns - 1) + index % 2 * num_columns
-    x_at = x_ptr + (pair // NUM_CHOSEN).to(tl.int64) * stride_x + k
-    wait_for_previous(OVERLAP)
-    expert = tl.load(experts_ptr + pair).to(tl.int64)
-    is_held = expert < NUM_HELD
-    num_k = tl.where(is_held, SIZE, 0)
-    # Scales are read all the same.
-    expert = tl.minimum(expert, NUM_HELD - 1)
-    weight_at = weight_ptr + (expert * num_weight_rows + weight_row)[:, None] * SIZE + k
-    weight = tl.load(weight_at, mask=k < num_k, other=0.0)
-    sums = tl.zeros([COLUMNS, DEPTH // VECTOR], tl.float32)
-    for start in range(0, SIZE, DEPTH):
-        next_weight = tl.load(weight_at + start + DEPTH, mask=start + DEPTH + k < num_k, other=0.0)
-        x = tl.load(x_at + start, mask=start + k < SIZE, other=0.0).to(tl.float32)
-        products = _fold(weight.to(tl.float32) * x, VECTOR)
-        sums += _scaled(products, scales_ptr, expert, weight_row, num_weight_rows, start, SIZE, WIDTH, VECTOR)
-        weight = next_weight
-    total = tl.sum(sums, axis=1)
-    if bias_ptr is not None:
-        bias = tl.load(bias_ptr + expert * num_weight_rows + weight_row, mask=is_held, other=0.0)
-        total += bias.to(tl.float32)
-    gate, up = tl.split(tl.reshape(total, [COLUMNS // 2, 2]))
-    out = gate_and_up(gate, up, ACTIVATION)
-    column = tl.program_id(0) * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2)
-    out_at = out_ptr + pair.to(tl.int64) * num_columns + column
-    tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=column < num_columns)
-
-
-@triton.jit
-def _few_down_kernel(
-    x_ptr, weight_ptr, scales_ptr, bias_ptr, experts_ptr, weights_ptr, out_ptr, num_columns, stride_out,
-    WIDTH: tl.constexpr,
-    NUM_CHOSEN: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    NUM_HELD: tl.constexpr, ADD: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """Grid: (ceil(H / COLUMNS), T). A program sums over its token's experts in their order."""
-    VECTOR: tl.constexpr = 128 // weight_ptr.dtype.element_ty.primitive_bitwidth
-    start_next(OVERLAP)
-    token = tl.program_id(1)
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = column < num_columns
-    weight_row = tl.minimum(column, num_columns - 1)
-    k = tl.arange(0, DEPTH)[None, :]
+    # Columns past the end repeat the last one and are not stored.
+    weight_row = tl.minimum(index // HALVES, num_columns - 1) + index % HALVES * num_columns
     wait_for_previous(OVERLAP)
     sums = tl.zeros([COLUMNS, DEPTH // VECTOR], tl.float32)
     biases = tl.zeros([COLUMNS], tl.float32)
-    for number in tl.static_range(NUM_CHOSEN):
-        pair = token * NUM_CHOSEN + number
+    for number in tl.static_range(SUMMED):
+        pair = row * SUMMED + number
         expert = tl.load(experts_ptr + pair).to(tl.int64)
         is_held = expert < NUM_HELD
         num_k = tl.where(is_held, SIZE, 0)
         # Scales are read all the same.
         expert = tl.minimum(expert, NUM_HELD - 1)
-        weight_at = weight_ptr + (expert * num_columns + weight_row)[:, None] * SIZE + k
-        x_at = x_ptr + pair.to(tl.int64) * SIZE + k
-        factor = tl.load(weights_ptr + pair)
+        weight_at = weight_ptr + (expert * num_weight_rows + weight_row)[:, None] * SIZE + k
+        x_at = x_ptr + (pair // NUM_CHOSEN).to(tl.int64) * stride_x + k
+        if factors_ptr is not None:
+            factor = tl.load(factors_ptr + pair)
         if bias_ptr is not None:
-            bias = tl.load(bias_ptr + expert * num_columns + weight_row, mask=is_held, other=0.0)
-            biases += factor * bias.to(tl.float32)
+            bias = tl.load(bias_ptr + expert * num_weight_rows + weight_row, mask=is_held, other=0.0)
+            biases += bias.to(tl.float32) if factors_ptr is None else factor * bias.to(tl.float32)
+        weight = tl.load(weight_at, mask=k < num_k, other=0.0)
         for start in range(0, SIZE, DEPTH):
-            is_k = start + k < num_k
-            weight = tl.load(weight_at + start, mask=is_k, other=0.0).to(tl.float32)
-            x = tl.load(x_at + start, mask=is_k, other=0.0).to(tl.float32)
-            products = _fold(weight * x, VECTOR) * factor
-            sums += _scaled(products, scales_ptr, expert, weight_row, num_columns, start, SIZE, WIDTH, VECTOR)
+            next_weight = tl.load(weight_at + start + DEPTH, mask=start + DEPTH + k < num_k, other=0.0)
+            # Rows of pairs that are not held here were never written.
+            is_x = start + k < (SIZE if factors_ptr is None else num_k)
+            x = tl.load(x_at + start, mask=is_x, other=0.0).to(tl.float32)
+            products = _fold(weight.to(tl.float32) * x, VECTOR)
+            if factors_ptr is not None:
+                products *= factor
+            sums += _scaled(
+                products, scales_ptr, expert, weight_row, num_weight_rows, start, SIZE, WIDTH, VECTOR
+            )  # fmt: skip
+            weight = next_weight
     total = tl.sum(sums, axis=1) + biases
-    out_at = out_ptr + token.to(tl.int64) * stride_out + column
+    column = index
+    if ACTIVATION is not None:
+        gate, up = tl.split(tl.reshape(total, [COLUMNS // 2, 2]))
+        total = gate_and_up(gate, up, ACTIVATION)
+        column = tl.program_id(0) * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2)
+    inside = column < num_columns
+    out_at = out_ptr + row.to(tl.int64) * stride_out + column
     if ADD:
         total += tl.load(out_at, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_at, total.to(out_ptr.dtype.element_ty), mask=inside)
