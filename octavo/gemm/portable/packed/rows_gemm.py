@@ -11,11 +11,11 @@ from triton.experimental.gluon import language as gl
 from octavo.errors import InvalidArgumentError
 from octavo.forms.packed import PLANE, GroupedWeight
 from octavo.gemm.operands import check_vector
-from octavo.gemm.portable.packed.medium import add_parts
 from octavo.gemm.portable.packed.packed_operands import check_product
 from octavo.gemm.portable.packed.packed_result import Result
 from octavo.gemm.portable.packed.packed_tiling import FEW_MAX_ROWS, FewTiling, choose_few_tiling
 from octavo.gemm.portable.packed.rows_kernel import Shape, few_linear_kernel
+from octavo.gemm.portable.sum_parts import add_parts
 from octavo.kernels.device import num_multiprocessors, nvidia_generation
 from octavo.kernels.launch import launch, overlaps
 
