@@ -47,7 +47,12 @@ def sort_pairs(experts: Tensor, num_experts: int, num_slots: int) -> SortedPairs
     launch(
         _sort_kernel,
         (num_experts,),
-        *(experts, pairs, starts, num_pairs, num_experts, block),
+        experts_ptr=experts,
+        pairs_ptr=pairs,
+        starts_ptr=starts,
+        num_pairs=num_pairs,
+        num_experts=num_experts,
+        BLOCK=block,
         num_warps=4 if block == _FEW else 8,
         **overlap_options(experts),
     )

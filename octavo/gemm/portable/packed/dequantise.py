@@ -19,8 +19,16 @@ def dequantise(weight: GroupedWeight, like: Tensor) -> Tensor:
     launch(
         _dequantise_kernel,
         (-(-num_rows // _ROWS), num_spans),
-        *(weight.words, weight.pairs, out, num_rows, size, num_spans, weight.factor),
-        *(weight.bits, weight.group, _ROWS),
+        words_ptr=weight.words,
+        pairs_ptr=weight.pairs,
+        out_ptr=out,
+        num_rows=num_rows,
+        size=size,
+        num_spans=num_spans,
+        factor=weight.factor,
+        BITS=weight.bits,
+        GROUP=weight.group,
+        ROWS=_ROWS,
         num_warps=_NUM_WARPS,
         **overlap_options(like),
     )

@@ -61,24 +61,41 @@ def few_linear(
     if splits > 1 and num_rows == 1:
         raise InvalidArgumentError(f"a single row is not cut, got {tiling}")
     parts = out.unsqueeze(0)
-    fused = (norm_weight is not None, bias is not None, activation, residual is not None)
     if splits > 1:
         parts = x.new_empty(splits, num_rows, num_weight_rows, dtype=torch.float32)
-        fused = (False, False, None, False)
     tiles = _tiles_of_a_program(num_weight_rows, tiling, splits, x.device)
     overlap = overlaps(x)
     shape = Shape(
-        *(weight.bits, weight.group, size, 1 if num_rows == 1 else 8 if num_rows <= 8 else 16),
-        *(tiling.columns, tiling.num_warps, tiling.num_stages, turns, num_rows > 1 or tiling.in_registers),
-        *(*fused, overlap),
+        bits=weight.bits,
+        group=weight.group,
+        size=size,
+        rows=1 if num_rows == 1 else 8 if num_rows <= 8 else 16,
+        columns=tiling.columns,
+        warps=tiling.num_warps,
+        stages=tiling.num_stages,
+        turns=turns,
+        in_registers=num_rows > 1 or tiling.in_registers,
+        # A single row, the only one with a norm, is not split.
+        norm=norm_weight is not None,
+        bias=splits == 1 and bias is not None,
+        activation=activation if splits == 1 else None,
+        adds=splits == 1 and residual is not None,
+        overlap=overlap,
     )
     launch(
         few_linear_kernel,
         (-(-num_weight_rows // (tiling.columns * tiles)), splits),
-        *(x, weight.words, weight.pairs, x if norm_weight is None else norm_weight),
-        Result(parts, parts.stride(1), parts.stride(0), bias, weight.factor),
-        *(num_rows, num_weight_rows, x.stride(0), tiles, eps),
-        Shape(*map(gl.constexpr, shape)),
+        x_ptr=x,
+        words_ptr=weight.words,
+        pairs_ptr=weight.pairs,
+        norm_weight_ptr=x if norm_weight is None else norm_weight,
+        result=Result(parts, parts.stride(1), parts.stride(0), bias, weight.factor),
+        num_rows=num_rows,
+        num_weight_rows=num_weight_rows,
+        stride_x=x.stride(0),
+        tiles=tiles,
+        eps=eps,
+        shape=Shape(*map(gl.constexpr, shape)),
         num_warps=tiling.num_warps,
         launch_pdl=overlap,
     )
