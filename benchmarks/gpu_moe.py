@@ -304,8 +304,8 @@ def candidates(
     def few(i: int, tiling: Tiling | Mxfp4Tiling | PackedTiling) -> Tensor:
         choice, experts, kernels = choices[i], layers.experts[i], few_kernels(layers.experts[i].down)
         if is_gated:
-            return kernels.few_gate_up(rows, experts.gate_up, choice.experts, experts.activation, tiling)
-        return kernels.few_down(rows, experts.down, choice, None, tiling)
+            return kernels.pair_gate_up(rows, experts.gate_up, choice.experts, experts.activation, tiling)
+        return kernels.pair_down(rows, experts.down, choice, None, tiling)
 
     if num_tokens <= 4:
         tilings = few_candidates(is_gated=is_gated, form=shape.form)

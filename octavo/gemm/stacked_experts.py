@@ -73,8 +73,8 @@ class StackedExperts:
         """Run every pair of a token and an expert by itself."""
         gate_up, down = few_kernels(self.gate_up), few_kernels(self.down)
         up_tiling, down_tiling = choose_few_tiling(self.gate_up), choose_few_tiling(self.down)
-        inner = gate_up.few_gate_up(x, self.gate_up, choice.experts, self.activation, up_tiling)
-        return down.few_down(inner, self.down, choice, residual, down_tiling)
+        inner = gate_up.pair_gate_up(x, self.gate_up, choice.experts, self.activation, up_tiling)
+        return down.pair_down(inner, self.down, choice, residual, down_tiling)
 
     def grouped(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Sort the pairs by expert, and run each expert's rows together."""
@@ -148,7 +148,7 @@ class Gemv(Protocol):
             weight: [E, 2 n, K] = [gate | up], or of down [E, H, K]; see unsupported_reason in its tiling.
             choice: each token's k experts; of those that are E or more nothing is read.
             out: contiguous, [T k, n]; or for down [T, H], sums over a token's experts times their weights.
-            activation: of gate and up, see few.few_gate_up; None: this is down.
+            activation: of gate and up, see pair_gemv.pair_gate_up; None: this is down.
             adds: whether sums are added to out, whose rows may then be any stride apart.
 
         Raises:

@@ -54,7 +54,7 @@ def compile_few(weight, num_chosen: int, activation: str):
     """Gate and up of a token, by programs for each pair."""
     kernels = pair_gemv if isinstance(weight, ExpertWeight) else grouped_gemm
     x, experts, tiling = empty(1, weight.shape[2]), integers(1, num_chosen), choose_few_tiling(weight)
-    return facts_of(lambda: kernels.few_gate_up(x, weight, experts, activation, tiling))
+    return facts_of(lambda: kernels.pair_gate_up(x, weight, experts, activation, tiling))
 
 
 def compile_grouped(weight, rows_per_expert: float, num_chosen: int, activation: str):
@@ -86,7 +86,7 @@ def compile_held(num_held: int):
     return [
         compile_few(mxfp4_weight(num_held), 4, "clamped_swiglu"),
         compile_few(weight, 8, "silu"),
-        facts_of(lambda: pair_gemv.few_down(*down)),
+        facts_of(lambda: pair_gemv.pair_down(*down)),
         *compile_around(num_held),
         compile_few(packed_weight(num_held), 8, "silu"),
     ]

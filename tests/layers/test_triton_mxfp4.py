@@ -126,9 +126,9 @@ def test_every_exponent_counts(device: str, dtype: torch.dtype, product: str) ->
     x = torch.block_diag(*random(8, 32, device=device).unsqueeze(1))
     if product == "few":
         from octavo.gemm.portable.experts.expert_tiling import MXFP4_FEW_TILING
-        from octavo.gemm.portable.experts.grouped_gemm import few_down
+        from octavo.gemm.portable.experts.grouped_gemm import pair_down
 
-        got = few_down(x, down, choice, None, MXFP4_FEW_TILING)
+        got = pair_down(x, down, choice, None, MXFP4_FEW_TILING)
     else:
         from octavo.gemm.portable.experts.grouped_gemm import grouped_gemm
         from octavo.gemm.portable.experts.sort_pairs import sort_pairs

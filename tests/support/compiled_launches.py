@@ -4,6 +4,7 @@ Importing this makes Triton take the machine for one with that GPU. Tensors stay
 runs.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,9 @@ from triton.runtime.jit import JITFunction
 
 from octavo.kernels import device, launch
 
-_CAPABILITY, _MULTIPROCESSORS = 90, 132
+# Compute capability: 90 for Hopper, 80 for the first Ampere.
+_CAPABILITY = int(os.environ.get("COMPILED_CAPABILITY", "90"))
+_MULTIPROCESSORS = 132
 
 
 class _Driver:

@@ -83,7 +83,7 @@ def invariant_linear(
 
 
 class InvariantLinear:
-    """y = x W^T + b, each row by itself; see invariant_linear."""
+    """y = x W^T + b, in which no row depends on the others; see invariant_linear."""
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype | None = None

@@ -1,7 +1,7 @@
 """The skinny GEMM, for 1 to 4 rows: y = epilogue(prologue(x) W^T); imported only where Triton runs.
 
-With so few rows, the time of a GEMM is that of reading the weights and of a launch. So norms, activations and
-the residual sum are fused into it:
+With so few rows a GEMM takes as long as a launch and reading the weights. So norms, activations and the
+residual sum are fused into it:
 
     prologue   RMS norm of x: its weight is multiplied in while x is loaded, its 1 / rms into the results
     epilogue   + bias; gated activation of [gate | up], or sum into the residual stream, in place
@@ -40,7 +40,7 @@ def skinny_linear(
     """Return epilogue(prologue(x) W^T + bias); sums are float32.
 
     The previous kernel must not write weight, bias or norm_weight: this one may read them while that one
-        runs.
+    runs.
 
     Args:
         x: [M, K] bfloat16, float16 or float32, 1 <= M <= MAX_ROWS; rows any stride apart, last dimension

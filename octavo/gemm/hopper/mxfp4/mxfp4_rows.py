@@ -33,7 +33,7 @@ def expert_gemm(
         weight: [E, N, K], see tiling.unsupported_reason; with an activation [gate | up] along N.
         tiles: of x, see sorted_rows.sort_rows.
         tiling: whose rows the tiles have.
-        activation: of gate and up, see few.few_gate_up; or None.
+        activation: of gate and up, see pair_gemv.pair_gate_up; or None.
         pairs: [P] int32, where each row's result belongs; None: where x is.
 
     Returns:

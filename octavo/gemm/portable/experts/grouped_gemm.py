@@ -91,25 +91,25 @@ def grouped_gemm(
     )
 
 
-def few_gate_up(
+def pair_gate_up(
     x: Tensor,
     weight: Mxfp4ExpertWeight | PackedExpertWeight,
     experts: Tensor,
     activation: str,
     tiling: AnyTiling,
 ) -> Tensor:
-    """Return the activation of every pair's gate and up; see pair_gemv.few_gate_up."""
+    """Return the activation of every pair's gate and up; see pair_gemv.pair_gate_up."""
     return _launch_pairs(x, weight, experts, experts.shape[1], activation, tiling)
 
 
-def few_down(
+def pair_down(
     x: Tensor,
     weight: Mxfp4ExpertWeight | PackedExpertWeight,
     choice: Choice,
     residual: Tensor | None,
     tiling: AnyTiling,
 ) -> Tensor:
-    """Return the sums of each token's products times its weights; see pair_gemv.few_down."""
+    """Return the sums of each token's products times its weights; see pair_gemv.pair_down."""
     rows = _launch_pairs(x, weight, choice.experts, 1, None, tiling)
     return combine_rows(rows, choice, residual, num_held=weight.shape[0])
 

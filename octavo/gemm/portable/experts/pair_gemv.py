@@ -16,7 +16,7 @@ from octavo.kernels.device import power_of_two
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
 
 
-def few_gate_up(
+def pair_gate_up(
     x: Tensor,
     weight: ExpertWeight,
     experts: Tensor,
@@ -40,7 +40,7 @@ def few_gate_up(
     return out
 
 
-def few_down(
+def pair_down(
     x: Tensor,
     weight: ExpertWeight,
     choice: Choice,
@@ -50,7 +50,7 @@ def few_down(
     """Return the sums of each token's products times its weights; sums are float32.
 
     Args:
-        x: [T k, n] of few_gate_up.
+        x: [T k, n] of pair_gate_up.
         weight: [E, H, n].
         choice: each token's experts and their weights, contiguous; pairs of E are not in the sums.
         residual: [T, H], rows any stride apart: the sums are added to it in place; or None.

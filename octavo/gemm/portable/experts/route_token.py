@@ -6,7 +6,8 @@
       then                            norm the token, multiply, store the logits
                                       the last program of a token to finish chooses
 
-In a step of one token each kernel waits for the one before, which takes longer than these three compute.
+In a step of one token each kernel waits for the previous one; waiting three times would take longer than what
+is computed here.
 """
 
 import torch

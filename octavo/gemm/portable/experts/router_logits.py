@@ -95,8 +95,8 @@ def choose_experts(
 
 @triton.jit
 def choice_keys(logits, expert, inside, EXPERTS: tl.constexpr):
-    """Return an integer for each logit and its expert, of which a larger one is chosen earlier: NaNs too."""
-    # Both zeros are equal, but their bits are not.
+    """Return an integer for each logit and its expert; the largest is chosen first. NaNs count, too."""
+    # Both zeros are equal, but their bits differ.
     bits = tl.where(logits == 0.0, 0.0, logits).to(tl.int32, bitcast=True)
     rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     key = (rising.to(tl.int64) << 32) | (EXPERTS - 1 - expert).to(tl.int64)
@@ -105,7 +105,7 @@ def choice_keys(logits, expert, inside, EXPERTS: tl.constexpr):
 
 @triton.jit
 def place_among_held(expert, first_held, slots_ptr, token, NUM_HELD: tl.constexpr):
-    """Return which of the experts held here each of a token's is; NUM_HELD: elsewhere, or of padding."""
+    """Return chosen experts' places among those held here; NUM_HELD: another rank's, or a padded token's."""
     expert -= first_held
     is_held = (expert >= 0) & (expert < NUM_HELD)
     if slots_ptr is not None:

@@ -1,4 +1,4 @@
-"""The GEMM of medium M with a packed weight, y = epilogue(x W^T); imported only where Triton runs.
+"""The GEMM of 17 to 256 rows with a packed weight, y = epilogue(x W^T); imported only where Triton runs.
 
 Each program multiplies a tile of rows by a tile of the weight on tensor cores. It loads a span of words at a
 time, dequantises it in registers, and multiplies each plane by its 32 columns of x.

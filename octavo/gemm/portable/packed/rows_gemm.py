@@ -34,7 +34,7 @@ def few_linear(
     """Return epilogue(prologue(x) W^T + bias); sums are float32.
 
     The previous kernel must not write weight, bias or norm_weight: this one may read them while that one
-        runs.
+    runs.
 
     Args:
         x: [M, K] float16 or bfloat16, 1 <= M <= FEW_MAX_ROWS, columns in the weight's order; rows any stride
