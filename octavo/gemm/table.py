@@ -166,8 +166,8 @@ _few = partial(Product, "few", mixes=True, why="each pair of a token and an expe
 _grouped = partial(Product, "grouped", mixes=True, why="pairs sorted by expert: each is read once")
 _float_stream = partial(_stream, launch="hopper.floats.float_gemv", why=_STREAMS,
                         refuses=lambda x, w, k, summed: expert_gemv_tiling.misfit(x, w, summed))  # fmt: skip
-_FLOAT_FEW = _few(launch="portable.experts.pairs", rows=(0, 4), tiling=expert_tiling.float_pair_tiling)
-_FLOAT_GROUPED = _grouped(launch="portable.experts.grouped", tiling=expert_tiling.float_grouped_tiling)
+_FLOAT_FEW = _few(launch="portable.experts.pair_gemv", rows=(0, 4), tiling=expert_tiling.float_pair_tiling)
+_FLOAT_GROUPED = _grouped(launch="portable.experts.grouped_gemm", tiling=expert_tiling.float_grouped_tiling)
 
 # Form of experts -> products, the fastest first; `rows` are tokens. deterministic=True takes "grouped" alone.
 EXPERTS: Mapping[str, tuple[Product, ...]] = MappingProxyType({
@@ -175,26 +175,26 @@ EXPERTS: Mapping[str, tuple[Product, ...]] = MappingProxyType({
     "float8": (
         _float_stream(rows=(1, 4)),
         _FLOAT_FEW,
-        Product("rounded", "portable.experts.grouped", tiling=expert_tiling.rounded_tiling,
+        Product("rounded", "portable.experts.grouped_gemm", tiling=expert_tiling.rounded_tiling,
                 why="pairs sorted by expert: each is read once; rows become float8, too"),
         _FLOAT_GROUPED,
     ),
     "mxfp4": (
         _stream(launch="hopper.mxfp4.mxfp4_gemv", rows=(1, 1), why=_STREAMS,
                 refuses=lambda x, w, k, summed: mxfp4_gemv_tiling.misfit(x, w, k)),
-        _few(launch="portable.experts.mxfp4_gemm", rows=(0, 4), tiling=expert_tiling.mxfp4_pair_tiling),
+        _few(launch="portable.experts.grouped_gemm", rows=(0, 4), tiling=expert_tiling.mxfp4_pair_tiling),
         Product("persistent", "hopper.mxfp4.mxfp4_persistent", generation=_HOPPER, above=48,
                 refuses=lambda x, w, k, summed: mxfp4_rows_tiling.misfit(x, w),
                 tiling=mxfp4_rows_tiling.mxfp4_many_tiling_for,
                 why="TMA and wgmma in persistent programs: faster above 48 rows of an expert (H100)"),
-        _grouped(launch="portable.experts.mxfp4_gemm", tiling=expert_tiling.mxfp4_grouped_tiling),
+        _grouped(launch="portable.experts.grouped_gemm", tiling=expert_tiling.mxfp4_grouped_tiling),
     ),
     "packed": (
         _stream(launch="hopper.packed.packed_gemv", rows=(1, 1),
                 refuses=lambda x, w, k, summed: packed_expert_tiling.misfit(x, w, summed),
                 why=f"{_STREAMS}; integers on tensor cores, 4 bits in groups of 128"),
-        _few(launch="portable.experts.packed_pairs", rows=(0, 2), where=lambda w: w.group >= PLANE,
+        _few(launch="portable.experts.grouped_gemm", rows=(0, 2), where=lambda w: w.group >= PLANE,
              tiling=expert_tiling.packed_pair_tiling),
-        _grouped(launch="portable.experts.packed_grouped", tiling=expert_tiling.packed_grouped_tiling),
+        _grouped(launch="portable.experts.grouped_gemm", tiling=expert_tiling.packed_grouped_tiling),
     ),
 })  # fmt: skip

@@ -43,8 +43,16 @@ def gather_rows(
     launch(
         _gather_kernel,
         (rows.shape[0],),
-        *(rows, tokens, positions, table, step, step_table),
-        *(table.stride(0), step.stride(0), step_table.stride(0), block_size),
+        rows_ptr=rows,
+        tokens_ptr=tokens,
+        positions_ptr=positions,
+        table_ptr=table,
+        step_ptr=step,
+        step_table_ptr=step_table,
+        stride_table=table.stride(0),
+        stride_step=step.stride(0),
+        stride_step_table=step_table.stride(0),
+        block_size=block_size,
         COLUMNS=_COLUMNS,
     )
 
@@ -73,7 +81,14 @@ def advance_rows(
     launch(
         _advance_kernel,
         (-(-num_rows // _COLUMNS),),
-        *(rows, sampled, is_finite, last_positions, tokens, positions, outcome, num_rows),
+        rows_ptr=rows,
+        sampled_ptr=sampled,
+        is_finite_ptr=is_finite,
+        last_positions_ptr=last_positions,
+        tokens_ptr=tokens,
+        positions_ptr=positions,
+        outcome_ptr=outcome,
+        num_rows=num_rows,
         BLOCK=_COLUMNS,
     )
 
@@ -93,16 +108,30 @@ def gather_parameters(
         New [S] each, of the columns' dtypes: temperatures, seeds, positions less first positions; with
         `filters` the filters too.
     """
-    num_filters = len(FILTERS)
-    wanted = columns if filters else columns[:-num_filters]
+    wanted = columns if filters else columns[: -len(FILTERS)]
     out = tuple(torch.empty(rows.shape, dtype=column.dtype, device=rows.device) for column in wanted)
     num_places = rows.shape[0]
-    # Without filters the kernel does not touch their outputs: any pointer will do.
-    outputs = out if filters else out + out[:1] * num_filters
+    temperatures, seeds, first_positions, top_k, top_p, min_p = columns
+    out_temperatures, out_seeds, out_steps, *out_filters = out
+    out_top_k, out_top_p, out_min_p = out_filters or [None] * len(FILTERS)
     launch(
         _gather_parameters_kernel,
         (-(-num_places // _COLUMNS),),
-        *(rows, positions, *columns, *outputs, num_places),
+        rows_ptr=rows,
+        positions_ptr=positions,
+        temperatures_ptr=temperatures,
+        seeds_ptr=seeds,
+        first_positions_ptr=first_positions,
+        top_k_ptr=top_k,
+        top_p_ptr=top_p,
+        min_p_ptr=min_p,
+        out_temperatures_ptr=out_temperatures,
+        out_seeds_ptr=out_seeds,
+        out_steps_ptr=out_steps,
+        out_top_k_ptr=out_top_k,
+        out_top_p_ptr=out_top_p,
+        out_min_p_ptr=out_min_p,
+        num_places=num_places,
         FILTERS=filters,
         BLOCK=_COLUMNS,
     )

@@ -1,7 +1,5 @@
 """Finding a cut in a row of logits by bisection, for kernels that filter; imported only where Triton runs."""
 
-# Triton's hints do not know that kernels call each other.
-
 import triton
 import triton.language as tl
 
@@ -16,13 +14,13 @@ def tally(source_ptr, length, threshold, largest, factor, BY_MASS: tl.constexpr,
     Masses are integers, so that their sum does not depend on the order of the values.
 
     Args:
-        source_ptr: [length] values of any floating dtype, none NaN.
+        source_ptr: [length] values of any floating dtype, without NaN.
         length: int scalar.
         threshold: float32 scalar.
         largest: float32 scalar, none of the values is larger.
         factor: float32 scalar, the inverse temperature.
         BY_MASS: weigh each value exp((value - largest) * factor) * 2^40; otherwise 1.
-        CHUNK: values looked at together.
+        CHUNK: values read at a time.
 
     Returns:
         (count int32, weight int64).
@@ -67,7 +65,7 @@ def highest_reaching(
                       values in doubt                    high does not
 
     Args:
-        source_ptr: [length] values, none NaN.
+        source_ptr: [length] values without NaN.
         length: int scalar.
         floor: float32 scalar, finite; smaller values do not exist.
         largest: float32 scalar, the largest value.
@@ -109,15 +107,15 @@ def lowest_kept(
     """Return a threshold that keeps what top-k and then top-p keep of the values that reach the floor.
 
     Args:
-        source_ptr: [length] values, none NaN.
+        source_ptr: [length] values without NaN.
         length: int scalar.
         floor: float32 scalar, finite.
         largest: float32 scalar, the largest value.
         factor: float32 scalar, the inverse temperature.
         top_k: int32 scalar; 0 or less: off.
         top_p: float32 scalar; 1: off.
-        known_mass: float32 scalar, the mass that top_p is a part of, exp((value - largest) * factor) summed;
-            0: that of the values that reach the floor and top-k's cut.
+        known_mass: float32 scalar, the mass that top_p is a fraction of, exp((value - largest) * factor)
+            summed; 0: the mass of the values that reach the floor and top-k's cut.
         UNUSED_BITS: as for highest_reaching.
         CHUNK: as for tally.
     """

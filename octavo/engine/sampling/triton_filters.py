@@ -36,7 +36,7 @@ from octavo.kernels.launch import launch
 CAPACITY = 8192
 # Fixed: a row must draw the same token in any batch, so the tiles may not depend on R.
 TILE = 2048
-# Low bits of a logit's float32 pattern that its own dtype never sets: no need to bisect them.
+# Low bits of a logit's float32 pattern that its own dtype never sets: they need no bisection.
 _UNUSED_BITS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
 _LOWEST = tl.constexpr(-3.4028234663852886e38)
 
@@ -51,7 +51,7 @@ def redraw_filtered(
     row_mass: Tensor,
     token_ids: Tensor,
 ) -> None:
-    """Draw the tokens of the rows that ask for a filter; other rows, bad and greedy ones are left alone.
+    """Draw the tokens of the rows that ask for a filter; other rows, greedy and bad ones stay as they are.
 
     Args:
         logits: [R, V], as for sample_tokens.
@@ -77,18 +77,33 @@ def redraw_filtered(
     candidate_ids = torch.empty(num_rows, CAPACITY, dtype=torch.int32, device=device)
     num_tiles, num_groups = -(-vocab_size // TILE), group_max.shape[1]
     unused_bits = _UNUSED_BITS[logits.dtype]
+    top_k, top_p, min_p = filters
     launch(
         _find_floors,
         (num_rows,),
-        *(group_max, temperatures, *filters, bounds, num_candidates, vocab_size, num_groups),
+        group_max_ptr=group_max,
+        temperatures_ptr=temperatures,
+        top_k_ptr=top_k,
+        top_p_ptr=top_p,
+        min_p_ptr=min_p,
+        bounds_ptr=bounds,
+        num_candidates_ptr=num_candidates,
+        vocab_size=vocab_size,
+        num_groups=num_groups,
         UNUSED_BITS=unused_bits,
         GROUPS=power_of_two(num_groups),
     )
     launch(
         _collect,
         (num_rows, num_tiles),
-        *(logits, group_max, bounds, num_candidates, candidates, candidate_ids),
-        *(vocab_size, logits.stride(0)),
+        logits_ptr=logits,
+        group_max_ptr=group_max,
+        bounds_ptr=bounds,
+        num_candidates_ptr=num_candidates,
+        candidates_ptr=candidates,
+        candidate_ids_ptr=candidate_ids,
+        vocab_size=vocab_size,
+        stride_row=logits.stride(0),
         CAPACITY=CAPACITY,
         GROUPS=num_groups // num_tiles,
         TILE=TILE,
@@ -96,12 +111,25 @@ def redraw_filtered(
     launch(
         _cut_and_draw,
         (num_rows,),
-        *(logits, temperatures, seeds, positions, *filters, bounds, row_mass),
-        *(num_candidates, candidates, candidate_ids, token_ids, vocab_size, logits.stride(0)),
+        logits_ptr=logits,
+        temperatures_ptr=temperatures,
+        seeds_ptr=seeds,
+        positions_ptr=positions,
+        top_k_ptr=top_k,
+        top_p_ptr=top_p,
+        min_p_ptr=min_p,
+        bounds_ptr=bounds,
+        row_mass_ptr=row_mass,
+        num_candidates_ptr=num_candidates,
+        candidates_ptr=candidates,
+        candidate_ids_ptr=candidate_ids,
+        token_ids_ptr=token_ids,
+        vocab_size=vocab_size,
+        stride_row=logits.stride(0),
         UNUSED_BITS=unused_bits,
         CAPACITY=CAPACITY,
-        FEW=2048,
-        MANY=8192,
+        CHUNK=2048,
+        ROW_CHUNK=8192,
         num_warps=16,
     )
 
@@ -218,10 +246,10 @@ def _cut_and_draw(
     stride_row,
     UNUSED_BITS: tl.constexpr,
     CAPACITY: tl.constexpr,
-    FEW: tl.constexpr,
-    MANY: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ROW_CHUNK: tl.constexpr,
 ):
-    """Grid: (R,). Bisects the candidates, FEW at a time, or all logits where those did not fit, MANY."""
+    """Grid: (R,). Bisects the candidates by CHUNK, or all logits by ROW_CHUNK if those do not fit."""
     row = tl.program_id(0).to(tl.int64)
     floor = tl.load(bounds_ptr + row * 2)
     if floor < float("inf"):
@@ -239,13 +267,15 @@ def _cut_and_draw(
         ids = candidate_ids_ptr + row * CAPACITY
         if length <= CAPACITY:
             cut = lowest_kept(
-                source, length, floor, largest, factor, top_k, top_p, known_mass, UNUSED_BITS, FEW
+                source, length, floor, largest, factor, top_k, top_p, known_mass, UNUSED_BITS, CHUNK
             )
-            token_id = draw_above(source, ids, length, cut, largest, factor, seed, position, True, FEW)
+            token_id = draw_above(source, ids, length, cut, largest, factor, seed, position, True, CHUNK)
         else:
             whole = logits_ptr + row * stride_row
             cut = lowest_kept(
-                whole, vocab_size, floor, largest, factor, top_k, top_p, known_mass, UNUSED_BITS, MANY
+                whole, vocab_size, floor, largest, factor, top_k, top_p, known_mass, UNUSED_BITS, ROW_CHUNK
             )
-            token_id = draw_above(whole, ids, vocab_size, cut, largest, factor, seed, position, False, MANY)
+            token_id = draw_above(
+                whole, ids, vocab_size, cut, largest, factor, seed, position, False, ROW_CHUNK
+            )
         tl.store(token_ids_ptr + row, token_id)

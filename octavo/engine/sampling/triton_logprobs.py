@@ -22,8 +22,16 @@ def log_softmax(logits: Tensor) -> Tensor:
     num_rows, vocab_size = logits.shape
     out = torch.empty(num_rows, vocab_size, dtype=torch.float32, device=logits.device)
     if out.numel():
-        sizes = (vocab_size, logits.stride(0))
-        launch(_log_softmax_kernel, (num_rows,), logits, out, *sizes, CHUNK=_CHUNK, num_warps=8)
+        launch(
+            _log_softmax_kernel,
+            (num_rows,),
+            logits_ptr=logits,
+            out_ptr=out,
+            vocab_size=vocab_size,
+            stride_row=logits.stride(0),
+            CHUNK=_CHUNK,
+            num_warps=8,
+        )
     return out
 
 

@@ -3,8 +3,6 @@
 Imported only where Triton runs.
 """
 
-# Triton's hints do not know that kernels call each other.
-
 import triton
 import triton.language as tl
 
@@ -60,7 +58,7 @@ def draw_above(
     """Return the id of one of the logits that reach a cut, drawn by Gumbel-max; their order does not matter.
 
     Args:
-        source_ptr: [length] logits of any floating dtype, none NaN.
+        source_ptr: [length] logits of any floating dtype, without NaN.
         ids_ptr: [length] int32, their tokens.
         length: int scalar.
         cut: float32 scalar; at least one logit reaches it.
@@ -69,7 +67,7 @@ def draw_above(
         seed: as for gumbel.
         position: as for gumbel.
         HAS_IDS: False: logit i is token i, and ids_ptr is not read.
-        CHUNK: logits looked at together.
+        CHUNK: logits read at a time.
     """
     best = tl.full([CHUNK], float("-inf"), tl.float32)
     best_id = tl.full([CHUNK], 2147483647, tl.int32)

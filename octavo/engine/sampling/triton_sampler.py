@@ -70,20 +70,33 @@ def sample_tokens(
     tile_sum = torch.empty(num_rows, num_tiles, dtype=torch.float32, device=logits.device)
     tile_best = torch.empty(num_rows, num_tiles, dtype=torch.int32, device=logits.device)
     row_mass = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
-    shape = {"GROUPS": _GROUPS, "TILE": TILE}
+    shared = {
+        "logits_ptr": logits,
+        "temperatures_ptr": temperatures,
+        "group_max_ptr": group_max,
+        "tile_sum_ptr": tile_sum,
+        "tile_best_ptr": tile_best,
+        "vocab_size": vocab_size,
+        "stride_row": logits.stride(0),
+        "GROUPS": _GROUPS,
+        "TILE": TILE,
+    }
     launch(
         _tile_statistics,
         (num_rows, num_tiles),
-        *(logits, temperatures, group_max, tile_sum, tile_best, vocab_size, logits.stride(0)),
-        **shape,
+        **shared,
     )
     launch(
         _draw,
         (num_rows,),
-        *(logits, temperatures, seeds, positions, group_max, tile_sum, tile_best),
-        *(token_ids, is_finite, row_mass, vocab_size, logits.stride(0), num_tiles),
+        **shared,
+        seeds_ptr=seeds,
+        positions_ptr=positions,
+        token_ids_ptr=token_ids,
+        is_finite_ptr=is_finite,
+        row_mass_ptr=row_mass,
+        num_tiles=num_tiles,
         TILES=power_of_two(num_tiles),
-        **shape,
         num_warps=8,
     )
     if filters:

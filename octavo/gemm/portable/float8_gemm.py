@@ -61,11 +61,25 @@ def float8_linear(
     launch(
         _float8_linear_kernel,
         (-(-num_weight_rows // tiling.columns), -(-num_rows // tiling.rows)),
-        *(x, weight.values, weight.scales, row_scales),
-        *(out if bias is None else bias, out),
-        *(num_rows, num_weight_rows, x.stride(0), out.stride(0)),
-        *(size, tiling.rows, tiling.columns, depth, tiling.num_stages, weight.height, weight.width),
-        *(bias is not None, activation, residual is not None),
+        x_ptr=x,
+        weight_ptr=weight.values,
+        scale_ptr=weight.scales,
+        row_scale_ptr=row_scales,
+        bias_ptr=bias,
+        out_ptr=out,
+        num_rows=num_rows,
+        num_weight_rows=num_weight_rows,
+        stride_x=x.stride(0),
+        stride_out=out.stride(0),
+        SIZE=size,
+        ROWS=tiling.rows,
+        COLUMNS=tiling.columns,
+        DEPTH=depth,
+        STAGES=tiling.num_stages,
+        HEIGHT=weight.height,
+        WIDTH=weight.width,
+        ACTIVATION=activation,
+        ADD=residual is not None,
         num_warps=tiling.num_warps,
         **overlap_options(x),
     )
@@ -78,7 +92,7 @@ def _float8_linear_kernel(
     num_rows, num_weight_rows, stride_x, stride_out,
     SIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
-    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, ADD: tl.constexpr, OVERLAP: tl.constexpr,
+    ACTIVATION: tl.constexpr, ADD: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Grid: (ceil(num_weight_rows / COLUMNS), ceil(num_rows / ROWS)).
 
@@ -117,7 +131,7 @@ def _float8_linear_kernel(
     if not TILED:
         sums *= tl.load(scale_at)[:, None]
     sums *= tl.load(row_scale_ptr + x_row)[None, :]
-    if BIAS:
+    if bias_ptr is not None:
         sums += tl.load(bias_ptr + weight_row).to(tl.float32)[:, None]
     column = index
     if ACTIVATION is not None:

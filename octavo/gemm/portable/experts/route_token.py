@@ -6,7 +6,8 @@
       then                            norm the token, multiply, store the logits
                                       the last program of a token to finish chooses
 
-In a step of one token each kernel waits for the one before, which takes longer than these three compute.
+In a step of one token each kernel waits for the previous one; waiting three times would take longer than what
+is computed here.
 """
 
 import torch
@@ -53,16 +54,26 @@ def norm_and_route(
     launch(
         _route_kernel,
         (num_experts, num_rows),
-        *(hidden, norm_weight, weight, bias, slots, x, logits, experts, weights, arrivals),
-        *(hidden.stride(0), eps),
-        *(
-            0 if held is None else held.start,
-            size,
-            power_of_two(size),
-            num_experts,
-            power_of_two(num_experts),
-        ),
-        *(num_chosen, renormalises, num_experts if held is None else len(held)),
+        hidden_ptr=hidden,
+        norm_ptr=norm_weight,
+        weight_ptr=weight,
+        bias_ptr=bias,
+        slots_ptr=slots,
+        x_ptr=x,
+        logits_ptr=logits,
+        experts_ptr=experts,
+        weights_ptr=weights,
+        arrivals_ptr=arrivals,
+        stride_hidden=hidden.stride(0),
+        eps=eps,
+        first_held=0 if held is None else held.start,
+        SIZE=size,
+        DEPTH=power_of_two(size),
+        NUM_EXPERTS=num_experts,
+        ALL=power_of_two(num_experts),
+        NUM_CHOSEN=num_chosen,
+        RENORMALISES=renormalises,
+        NUM_HELD=num_experts if held is None else len(held),
         num_warps=4 if size <= 4096 else 8,
         **overlap_options(hidden),
     )

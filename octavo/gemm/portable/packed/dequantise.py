@@ -19,8 +19,16 @@ def dequantise(weight: PackedWeight, like: Tensor) -> Tensor:
     launch(
         _dequantise_kernel,
         (-(-num_rows // _ROWS), num_spans),
-        *(weight.words, weight.pairs, out, num_rows, size, num_spans, weight.factor),
-        *(weight.bits, weight.group, _ROWS),
+        words_ptr=weight.words,
+        pairs_ptr=weight.pairs,
+        out_ptr=out,
+        num_rows=num_rows,
+        size=size,
+        num_spans=num_spans,
+        factor=weight.factor,
+        BITS=weight.bits,
+        GROUP=weight.group,
+        ROWS=_ROWS,
         num_warps=_NUM_WARPS,
         **overlap_options(like),
     )
@@ -37,7 +45,7 @@ def halves_of(pair):
 
 @triton.jit
 def read_pair(pair, BITS: tl.constexpr):
-    """Return what `scaled` multiplies with and adds, of the words of scales and minimums."""
+    """Return the factor and the summand that `scaled` takes, from words of scales and minimums."""
     STEPS: tl.constexpr = 1 << BITS
     # What `scaled` reads for q = 0.
     ORIGIN: tl.constexpr = STEPS + (128 if BITS == 8 else 0)
