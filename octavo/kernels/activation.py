@@ -5,7 +5,6 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError, suggest
-from octavo.kernels.clamped_swiglu import LIMIT, SLOPE
 from octavo.kernels.clamped_swiglu import NAME as CLAMPED
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.kernels.padded_rows import new_rows
@@ -13,8 +12,6 @@ from octavo.kernels.padded_rows import new_rows
 NAMES = ("silu", "gelu", "gelu_tanh")
 _ALL_NAMES = (*NAMES, CLAMPED)
 _BLOCK = 1024
-_LIMIT, _SLOPE = tl.constexpr(LIMIT), tl.constexpr(SLOPE)
-_CLAMPED = tl.constexpr(CLAMPED)
 
 
 def gated_activation(gate_up: Tensor, name: str) -> Tensor:
@@ -48,10 +45,10 @@ def gated_activation(gate_up: Tensor, name: str) -> Tensor:
         launch(
             _gated_activation_kernel,
             (num_rows, -(-size // _BLOCK)),
-            gate_up_ptr=gate_up,
-            out_ptr=out,
-            stride_gate_up=gate_up.stride(0),
-            size=size,
+            gate_up,
+            out,
+            gate_up.stride(0),
+            size,
             NAME=name,
             BLOCK=_BLOCK,
             **overlap_options(gate_up),
@@ -74,10 +71,11 @@ def activate(gate, NAME: tl.constexpr):
 @triton.jit
 def gate_and_up(gate, up, NAME: tl.constexpr):
     """Return activation(gate) * up of float32 values; "clamped_swiglu" bounds both first."""
-    if NAME == _CLAMPED:
-        gate = tl.minimum(gate, _LIMIT, propagate_nan=tl.PropagateNan.ALL)
-        up = tl.clamp(up, -_LIMIT, _LIMIT, propagate_nan=tl.PropagateNan.ALL)
-        return (up + 1.0) * gate * tl.sigmoid(_SLOPE * gate)
+    if NAME == "clamped_swiglu":
+        # clamped_swiglu.LIMIT and SLOPE: Triton compares a module's constants at every launch, 0.6 us each.
+        gate = tl.minimum(gate, 7.0, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.clamp(up, -7.0, 7.0, propagate_nan=tl.PropagateNan.ALL)
+        return (up + 1.0) * gate * tl.sigmoid(1.702 * gate)
     else:
         return activate(gate, NAME) * up
 

@@ -14,6 +14,7 @@ map and the keys of earlier steps that way.
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import triton
@@ -81,8 +82,9 @@ def overlap_options(tensor: Tensor) -> dict[str, bool]:
     return _TOGETHER if overlaps(tensor) else _APART
 
 
+@lru_cache(maxsize=None, typed=True)
 def constants(values: _Values) -> _Values:
-    """Return a named tuple of a kernel's constants, known when it is compiled."""
+    """Return a named tuple of a kernel's constants, known when it is compiled; made once for equal values."""
     return values._make(map(tl.constexpr, values))  # type: ignore[attr-defined]
 
 
