@@ -23,7 +23,7 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from octavo.attention import AttentionMetadata, KVCache
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.norm import HeadRMSNorm
-from octavo.layers.steps.triton import TritonStep
+from octavo.layers.steps.gpu_step import TritonStep
 
 _HEAD_DIM, _BLOCK_SIZE = 128, 64
 # (layer's index, qkv [1, n]) -> [1, H * D]

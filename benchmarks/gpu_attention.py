@@ -20,9 +20,9 @@ from support.gpu_timing import copy_rate, graph_seconds, matrix_rate
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, KVCache, LayerCache
-from octavo.attention.float8 import FLOAT8, read_rows
-from octavo.attention.gpu_paged import attend_with_map, plan_step
-from octavo.attention.options import ScoreOptions
+from octavo.attention.cache import FLOAT8, read_rows
+from octavo.attention.gpu_paged import attend_with_map, make_step_map
+from octavo.attention.score_options import ScoreOptions
 
 Attend = Callable[[], Tensor]
 
@@ -131,7 +131,7 @@ def to_float8(batch: Batch) -> Batch:
 
 def octavo_attention(batch: Batch) -> Attend:
     """Return a call of Octavo's kernels with a task map made beforehand, as layers share it."""
-    step_map = plan_step(batch.q, batch.cache, batch.metadata)
+    step_map = make_step_map(batch.q, batch.cache, batch.metadata)
     return lambda: attend_with_map(batch.q, batch.cache, batch.metadata, batch.options, step_map)[0]
 
 

@@ -27,12 +27,11 @@ from support.gpu_timing import copy_rate, graph_seconds, matrix_rate
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, DeviceForest, KVCache
-from octavo.attention.choice import attend_fat_nodes
-from octavo.attention.gpu_paged import attend_with_map
-from octavo.attention.options import ScoreOptions
+from octavo.attention.gpu_paged import attend_fat_nodes, attend_with_map
+from octavo.attention.score_options import ScoreOptions
+from octavo.attention.tilings.portable import TileShape
 from octavo.attention.triton.nodes import attend_thin_nodes, node_call
-from octavo.attention.triton.shapes import TileShape
-from octavo.attention.triton.step_map import plan_step
+from octavo.attention.triton.step_map import make_step_map
 
 # Keys and values that one replay reads at least, several times the L2 cache.
 _MIN_REPLAY_BYTES = 400 << 20
@@ -96,7 +95,7 @@ def _metadata(block_tables: np.ndarray, seq_len: int, query_len: int = 1) -> Att
 def octavo_flat(batch: Batch, leaf: TileShape | None = None) -> Attend:
     """Return a call of the kernels without sharing, with a task map made beforehand, as layers share it."""
     workload, metadata, options = batch.workload, batch.metadata, batch.options
-    step_map = plan_step(
+    step_map = make_step_map(
         metadata,
         num_tokens=workload.batch,
         num_heads=workload.heads,
@@ -104,7 +103,7 @@ def octavo_flat(batch: Batch, leaf: TileShape | None = None) -> Attend:
         head_dim=HEAD_DIM,
         dtype=torch.bfloat16,
         block_size=BLOCK_SIZE,
-        thin=leaf,
+        decode=leaf,
     )
     return lambda layer: attend_with_map(batch.q, batch.cache.layer(layer), metadata, options, step_map)[0]
 

@@ -15,15 +15,15 @@ import torch
 from gpu_forest import check, make_batch, octavo_forest, seconds_per_layer
 from support.forest_workloads import GOALS, HEAD_DIM, Workload
 
-from octavo.attention.hopper.shapes import DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE, NODE_SHAPE
-from octavo.attention.triton.shapes import TileShape, fat_shape, thin_shape
+from octavo.attention.tilings.hopper import DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE, NODE_SHAPE
+from octavo.attention.tilings.portable import TileShape, decode_shape, prefill_shape
 
 GROWING = (Workload("256 x (4096 + 256) 16/8", ((1, 4096), (256, 256)), 16, 8),)
 
 
 def node_tilings() -> Iterator[tuple[str, TileShape | None, int]]:
     """Yield (name, tiling, shortest segment) to try for nodes with many queries; None: what is in use."""
-    base = fat_shape(2, HEAD_DIM, torch.bfloat16)
+    base = prefill_shape(2, HEAD_DIM, torch.bfloat16)
     shapes = (
         None,
         NODE_SHAPE,
@@ -42,7 +42,7 @@ def leaf_tilings() -> Iterator[tuple[str, TileShape]]:
     """Yield (name, tiling) to try for the sequences' own parts; first those of the Hopper kernel."""
     for shape in (LEAF_SHAPE, FEW_LEAVES_SHAPE, DECODE_SHAPE):
         yield f"Hopper, {_describe(shape)}", shape
-    base = thin_shape(2, HEAD_DIM, torch.bfloat16)
+    base = decode_shape(2, HEAD_DIM, torch.bfloat16)
     yield _describe(base), base
     for stages, (programs, registers) in product((2, 3), ((2, None), (3, 168), (4, 128))):
         shape = replace(

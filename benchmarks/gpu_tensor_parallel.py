@@ -30,7 +30,7 @@ from support.gpu_timing import copy_bandwidth, graph_samples, matrix_flops
 from support.gpu_workloads import WORKLOADS, run_figures
 
 from octavo.layers.norm import RMSNorm
-from octavo.parallel.choice import choose_way
+from octavo.parallel.all_reduce import choose_algorithm
 from octavo.parallel.handle import TensorParallel
 
 _SUM_BYTES = tuple(2**power for power in range(11, 25))
@@ -160,7 +160,12 @@ def _measure_rank(rank: int, num_ranks: int, folder: str) -> None:
         calls = {**_own_sums(num_bytes, parallel, device), **_nccl_sums(num_bytes, nccl, device)}
         if symmetric is not None:
             calls |= _symmetric_sums(num_bytes, device, symmetric)
-        row: Figures = {"bytes": num_bytes, "way": choose_way(num_bytes, num_ranks), "us": {}, "p99_us": {}}
+        row: Figures = {
+            "bytes": num_bytes,
+            "way": choose_algorithm(num_bytes, num_ranks),
+            "us": {},
+            "p99_us": {},
+        }
         for name, call in calls.items():
             samples = sorted(sample * 1e6 for sample in graph_samples(call, num_replays=_NUM_REPLAYS))
             row["us"][name] = statistics.median(samples)

@@ -64,7 +64,7 @@ print("serve" in text.getvalue(), *({"torch", "numpy", "starlette", "granian"} &
 # Each begins with torch imported, which takes longer than the rest: one process forks for them all.
 IMPORTS = {
     "attention needs no triton": """
-import octavo.attention.gpu_paged, octavo.attention.choice
+import octavo.attention.gpu_paged, octavo.attention.implementations
 assert "triton" not in sys.modules
 """,
     "all is there without triton": """

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from octavo import patience as octavo_patience
-from octavo.attention.cpu.kernel import ATTENTION
+from octavo.attention.cpu.c_calls import ATTENTION
 from octavo.child_process import ChildProcess
 from octavo.kernels.c import compiler as compiling
 from octavo.kernels.c.compiler import KernelUnavailableError

@@ -7,13 +7,12 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from octavo.attention.cache import LayerCache
-from octavo.attention.float8 import FLOAT8
+from octavo.attention.cache import FLOAT8, LayerCache
 from octavo.attention.lengths import check_capacity
 from octavo.attention.metadata import AttentionMetadata
-from octavo.attention.options import ScoreOptions
 from octavo.attention.plan.device_forest import DeviceForest
 from octavo.attention.plan.host_plan import ForestPlan
+from octavo.attention.score_options import ScoreOptions
 from octavo.errors import InvalidArgumentError
 
 _FLOAT8_INPUTS = (torch.float32, torch.bfloat16, torch.float16)
@@ -24,8 +23,8 @@ def check_forward_only(*tensors: Tensor | None) -> None:
 
     A transform of torch.func is refused whatever it wraps: what a call makes inside of it is wrapped, too.
     """
-    given = [x for x in tensors if isinstance(x, Tensor)]
-    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
+    inputs = [x for x in tensors if isinstance(x, Tensor)]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
         raise InvalidArgumentError(
             "these operators compute no gradients; call them under torch.no_grad() or torch.inference_mode()"
         )
@@ -37,7 +36,7 @@ def check_forward_only(*tensors: Tensor | None) -> None:
         )
     if forward_ad._current_level < 0 or not torch._C._is_fwd_grad_enabled():
         return
-    if any(forward_ad.unpack_dual(x).tangent is not None for x in given):
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in inputs):
         raise InvalidArgumentError(
             "these operators compute no gradients, and the tangents of forward mode neither; call them under "
             "torch.inference_mode(), or with the primals"

@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from octavo.attention import choice
-from octavo.attention.cache import LayerCache
+from octavo.attention.cache import FLOAT8, LayerCache
 from octavo.attention.checks import check_shared, check_work
-from octavo.attention.float8 import FLOAT8
 from octavo.attention.merge import add_sinks
 from octavo.attention.metadata import AttentionMetadata
-from octavo.attention.options import ScoreOptions
-from octavo.attention.triton.shapes import ONE_BLOCK
+from octavo.attention.score_options import ScoreOptions
+from octavo.attention.tilings.portable import ONE_BLOCK
 from octavo.errors import InvalidArgumentError
 from octavo.kernels.device import triton_unsupported_reason
 
 if TYPE_CHECKING:
-    from octavo.attention.triton.arguments import Call
-    from octavo.attention.triton.work import StepMap
+    from octavo.attention.plan.device_forest import DeviceForest
+    from octavo.attention.triton.kernel_call import Call, StepMap
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, FLOAT8)
 
@@ -61,7 +59,7 @@ def paged_attention_with_lse(
     """Make a task map and attend; see octavo.attention.paged_attention_with_lse. Does not wait for the
     device.
 
-    A model instead calls plan_step once per step, and attend_with_map in each layer.
+    A model instead calls make_step_map once per step, and attend_with_map in each layer.
 
     Raises:
         InvalidArgumentError: the scale is not positive.
@@ -69,7 +67,7 @@ def paged_attention_with_lse(
     if q.shape[0] == 0 or metadata.seq_lens.shape[0] == 0:
         out, lse = q.new_zeros(*q.shape[:2], cache.v.shape[3]), q.new_empty(q.shape[:2], dtype=torch.float32)
         return add_sinks(out, lse.fill_(-torch.inf), options.sinks, q.dtype)
-    step_map = plan_step(q, cache, metadata, options.window, right=options.right, num_splits=num_splits)
+    step_map = make_step_map(q, cache, metadata, options.window, right=options.right, num_splits=num_splits)
     return attend_with_map(q, cache, metadata, options, step_map)
 
 
@@ -89,23 +87,14 @@ def uniform_attention_with_lse(
 
     There are 1 to triton.shapes.MOST_UNIFORM sequences, and query_len is at least 1.
     """
-    from octavo.attention.triton import uniform
+    from octavo.attention.triton import uniform_map
 
-    step_map, cu_seqlens_q = uniform.plan_uniform(
-        seq_lens,
-        kv_begin,
-        query_len=query_len,
-        max_seq_len=max_seq_len,
-        num_heads=q.shape[1],
-        num_kv_heads=cache.k.shape[2],
-        head_dim=q.shape[2],
-        value_dim=cache.v.shape[3],
-        dtype=q.dtype,
-        cache_dtype=cache.k.dtype,
-        block_size=ONE_BLOCK if block_table.shape[1] == 1 else cache.k.shape[1],
-        options=options,
-        num_splits=num_splits,
-    )
+    step_map, cu_seqlens_q = uniform_map.make_uniform_map(
+        seq_lens, kv_begin, query_len=query_len, max_seq_len=max_seq_len, num_heads=q.shape[1],
+        num_kv_heads=cache.k.shape[2], head_dim=q.shape[2], value_dim=cache.v.shape[3], dtype=q.dtype,
+        cache_dtype=cache.k.dtype, block_size=ONE_BLOCK if block_table.shape[1] == 1 else cache.k.shape[1],
+        options=options, num_splits=num_splits,
+    )  # fmt: skip
     assert step_map.positions is not None
     metadata = AttentionMetadata(
         cu_seqlens_q=cu_seqlens_q,
@@ -122,7 +111,7 @@ def uniform_attention_with_lse(
     return attend_with_map(q, cache, metadata, options, step_map)
 
 
-def plan_step(
+def make_step_map(
     q: Tensor,
     cache: LayerCache,
     metadata: AttentionMetadata,
@@ -133,7 +122,7 @@ def plan_step(
     num_splits: int = 0,
 ) -> "StepMap":
     """Make a step's task map, for every layer with the shapes and dtypes of q and cache; see
-    step_map.plan_step.
+    step_map.make_step_map.
 
     There is at least one query token and one sequence.
 
@@ -143,21 +132,12 @@ def plan_step(
     from octavo.attention.triton import step_map
 
     check_work(metadata.work, "triton")
-    return step_map.plan_step(
-        metadata,
-        num_tokens=q.shape[0],
-        num_heads=q.shape[1],
-        num_kv_heads=cache.k.shape[2],
-        head_dim=q.shape[2],
-        dtype=q.dtype,
-        cache_dtype=cache.k.dtype,
-        block_size=_block_size(cache, metadata),
-        window=window,
-        deterministic=deterministic,
-        right=right,
-        num_splits=num_splits,
-        value_dim=cache.v.shape[3],
-    )
+    return step_map.make_step_map(
+        metadata, num_tokens=q.shape[0], num_heads=q.shape[1], num_kv_heads=cache.k.shape[2],
+        head_dim=q.shape[2], dtype=q.dtype, cache_dtype=cache.k.dtype,
+        block_size=_block_size(cache, metadata), window=window, deterministic=deterministic, right=right,
+        num_splits=num_splits, value_dim=cache.v.shape[3],
+    )  # fmt: skip
 
 
 def attend_with_map(
@@ -179,11 +159,11 @@ def _attend_with_sinks(
     q: Tensor, cache: LayerCache, metadata: AttentionMetadata, options: ScoreOptions, step_map: "StepMap"
 ) -> tuple[Tensor, Tensor]:
     """Attend in float32 and let the sinks join, so that results are rounded once."""
-    from octavo.attention.triton import arguments, sinks
+    from octavo.attention.triton import kernel_call, sinks
 
     assert options.sinks is not None
     out, lse = _attend_with_map(q, cache, metadata, options, step_map, torch.float32)
-    result, _ = arguments.empty_results(q, cache.v.shape[3])
+    result, _ = kernel_call.empty_results(q, cache.v.shape[3])
     sinks.add_sinks(out, lse, options.sinks.contiguous(), result)
     return result, lse
 
@@ -197,14 +177,14 @@ def _attend_with_map(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """Attend without sinks; dtype: of the results."""
-    from octavo.attention.triton import arguments, nodes
+    from octavo.attention.triton import kernel_call, nodes
 
-    results = arguments.empty_results(q, cache.v.shape[3], dtype)
+    results = kernel_call.empty_results(q, cache.v.shape[3], dtype)
     forest = step_map.forest
     positions = metadata.positions if step_map.positions is None else step_map.positions
     begins, one_block = metadata.kv_begin is not None, is_one_block(metadata)
     if forest is None:
-        call = arguments.make_call(
+        call = kernel_call.make_call(
             q, cache, positions, metadata.block_table, options, results, begins=begins, one_block=one_block
         )
         _attend_units(call, metadata, step_map, early=False)
@@ -212,10 +192,10 @@ def _attend_with_map(
     _check_forest(cache, options)
     node_call = nodes.node_call(q, cache, positions, options, forest)
     leaf_results = (forest.leaf_out[: q.shape[0]], forest.leaf_lse[: q.shape[0]])
-    leaves = arguments.make_call(
+    leaves = kernel_call.make_call(
         q, cache, positions, metadata.block_table, options, leaf_results, one_block=one_block
     )
-    choice.attend_fat_nodes(node_call, forest, decodes=metadata.max_query_len == 1)
+    attend_fat_nodes(node_call, forest, decodes=metadata.max_query_len == 1)
     _attend_units(leaves, metadata, step_map, early=True)
     if forest.has_thin_units:
         # Launched after the leaves: every step has leaves, but many have no thin nodes.
@@ -261,11 +241,27 @@ def _block_size(cache: LayerCache, metadata: AttentionMetadata) -> int:
 
 
 def _attend_units(call: "Call", metadata: AttentionMetadata, step_map: "StepMap", *, early: bool) -> None:
-    """Attend the units of the map; early: see triton.decode.attend_thin."""
+    """Attend the units of the map; early: see triton.paged_decode.attend_decode."""
+    from octavo.attention.hopper import tma_decode, tma_prefill
+    from octavo.attention.triton import paged_decode, paged_prefill
+
     if not step_map.covers_all:
         call.queries.out.zero_()
         call.queries.lse.fill_(-torch.inf)
-    if step_map.thin is not None:
-        choice.attend_thin(call, metadata, step_map.thin, early=early)
-    if step_map.fat is not None:
-        choice.attend_fat(call, step_map.fat)
+    work = step_map.decode
+    if work is not None:
+        kernel = tma_decode if tma_decode.unsupported_reason(call, work) is None else paged_decode
+        kernel.attend_decode(call, metadata, work, early=early)
+    work = step_map.prefill
+    if work is not None:
+        kernel = tma_prefill if tma_prefill.unsupported_reason(call, work) is None else paged_prefill
+        kernel.attend_prefill(call, work)
+
+
+def attend_fat_nodes(call: "Call", forest: "DeviceForest", *, decodes: bool) -> None:
+    """Attend the shared nodes with many query tokens; see triton.nodes.attend_fat_nodes."""
+    from octavo.attention.hopper import tma_prefill
+    from octavo.attention.triton import nodes
+
+    kernel = tma_prefill if tma_prefill.nodes_unsupported_reason(call, forest) is None else nodes
+    kernel.attend_fat_nodes(call, forest, decodes=decodes)

@@ -1,12 +1,27 @@
 """The public operators of a paged KV cache: store keys and values, and attend. They check their arguments."""
 
+from dataclasses import replace
+
+import numpy as np
+import torch
 from torch import Tensor
 
+from octavo.attention import gpu_paged
 from octavo.attention.cache import LayerCache
-from octavo.attention.checks import check_attention, check_num_splits, check_store
-from octavo.attention.choice import choose_for_call, implementation
+from octavo.attention.checks import (
+    check_attention,
+    check_forward_only,
+    check_num_splits,
+    check_store,
+    check_uniform,
+)
+from octavo.attention.implementations import choose_for_call, choose_impl, implementations
+from octavo.attention.lengths import check_lengths, concatenated_ranges
 from octavo.attention.metadata import AttentionMetadata
-from octavo.attention.options import ScoreOptions
+from octavo.attention.plan.device_forest import DeviceForest
+from octavo.attention.plan.host_plan import ForestPlan
+from octavo.attention.score_options import ScoreOptions
+from octavo.attention.tilings.portable import MOST_UNIFORM
 
 
 def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor, *, impl: str = "auto") -> None:
@@ -27,7 +42,7 @@ def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor, *, i
         ConfigError: impl is unknown or cannot run here.
     """
     check_store(k, v, cache, slot_mapping)
-    chosen = implementation(choose_for_call(impl, cache, k.dtype))
+    chosen = implementations[choose_for_call(impl, cache, k.dtype)]
     chosen.store_kv(k, v, cache, slot_mapping)
 
 
@@ -110,4 +125,147 @@ def paged_attention_with_lse(
     check_attention(q, cache, metadata, options)
     chosen = choose_for_call(impl, cache, q.dtype, options)
     on_gpu = {"num_splits": num_splits} if chosen == "triton" else {}
-    return implementation(chosen).paged_attention_with_lse(q, cache, metadata, options, **on_gpu)
+    return implementations[chosen].paged_attention_with_lse(q, cache, metadata, options, **on_gpu)
+
+
+def uniform_attention_with_lse(
+    q: Tensor,
+    cache: LayerCache,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    options: ScoreOptions,
+    *,
+    query_len: int,
+    max_seq_len: int,
+    kv_begin: Tensor | None = None,
+    num_splits: int = 0,
+    impl: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Attend the last query_len tokens of each sequence to its keys; see paged_attention_with_lse.
+
+    On a GPU the map of the work takes one launch, where paged_attention_with_lse takes three for a single
+    layer. Nothing waits for the device.
+
+    Args:
+        q: [S * query_len, H, D] queries, sequence after sequence.
+        cache: one layer's cache.
+        seq_lens: [S] int32 or int64, end of each sequence's keys. Where it is less than query_len, the first
+            queries have negative positions.
+        block_table: [S, max_blocks] int32.
+        options: of the scores.
+        query_len: query tokens of each sequence.
+        max_seq_len: no sequence is longer, such as what a row of the block table holds.
+        kv_begin, num_splits: see AttentionMetadata and paged_attention_with_lse.
+        impl: "auto" or one of available_impls().
+
+    Returns:
+        (out [S * query_len, H, Dv] in the dtype of q, lse [S * query_len, H] float32), as
+        paged_attention_with_lse.
+
+    Raises:
+        InvalidArgumentError: a shape, dtype, device, option or length does not fit.
+        ConfigError: impl is unknown or cannot run here.
+    """
+    check_num_splits(num_splits)
+    check_uniform(q, cache, seq_lens, block_table, options, query_len, max_seq_len, kv_begin)
+    chosen = choose_for_call(impl, cache, q.dtype, options)
+    if chosen == "triton" and query_len > 0 and 1 <= seq_lens.shape[0] <= MOST_UNIFORM:
+        return gpu_paged.uniform_attention_with_lse(
+            q, cache, seq_lens, block_table, options, query_len=query_len, max_seq_len=max_seq_len,
+            kv_begin=kv_begin, num_splits=num_splits,
+        )  # fmt: skip
+    metadata = _uniform_metadata(seq_lens, block_table, query_len, max_seq_len, kv_begin)
+    check_attention(q, cache, metadata, options)
+    on_gpu = {"num_splits": num_splits} if chosen == "triton" else {}
+    return implementations[chosen].paged_attention_with_lse(q, cache, metadata, options, **on_gpu)
+
+
+def _uniform_metadata(
+    seq_lens: Tensor, block_table: Tensor, query_len: int, max_seq_len: int, kv_begin: Tensor | None
+) -> AttentionMetadata:
+    token = torch.arange(query_len, device=seq_lens.device)
+    positions = (seq_lens.unsqueeze(1) - query_len + token).flatten().int()
+    return AttentionMetadata(
+        cu_seqlens_q=torch.arange(seq_lens.shape[0] + 1, device=seq_lens.device) * query_len,
+        seq_lens=seq_lens,
+        positions=positions,
+        # Attention does not read it.
+        slot_mapping=positions,
+        block_table=block_table,
+        max_query_len=query_len,
+        max_seq_len=max_seq_len,
+        kv_begin=kv_begin,
+        may_be_short=True,
+    )
+
+
+def forest_attention(
+    q: Tensor,
+    cache: LayerCache,
+    block_tables: np.ndarray,
+    seq_lens: np.ndarray,
+    cu_seqlens_q: np.ndarray,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    impl: str = "auto",
+) -> Tensor:
+    """Attend each query token to its sequence's keys, reading the blocks that sequences share only once.
+
+    The queries are the last tokens of their sequences. Each call makes its own plan. A model with many layers
+    instead makes AttentionMetadata once per step and calls paged_attention in each layer.
+
+    Args:
+        q, cache, scale, softcap, impl: see paged_attention_with_lse.
+        block_tables: [S, max_blocks] int32 on the host; sequences share their equal leading ids.
+        seq_lens: [S] int32 on the host, tokens in the cache, including the query tokens.
+        cu_seqlens_q: [S + 1] int32 on the host, cumulative query lengths.
+
+    Returns:
+        [T, H, D] in the dtype of q.
+
+    Raises:
+        InvalidArgumentError: a shape, dtype, device, length or block id does not fit.
+        ConfigError: impl is unknown or cannot run here.
+    """
+    check_forward_only(q)
+    seq_lens, cu_seqlens_q, query_lens = check_lengths(seq_lens, cu_seqlens_q)
+    metadata = AttentionMetadata(
+        cu_seqlens_q=_to_device(cu_seqlens_q, q.device),
+        seq_lens=_to_device(seq_lens, q.device),
+        positions=_to_device(concatenated_ranges(seq_lens - query_lens, query_lens), q.device),
+        slot_mapping=torch.full((q.shape[0],), -1, device=q.device),
+        block_table=_to_device(block_tables, q.device),
+        max_query_len=int(query_lens.max(initial=0)),
+        max_seq_len=int(seq_lens.max(initial=0)),
+    )
+    arrays = (block_tables, seq_lens, cu_seqlens_q)
+    if choose_impl(impl, q.device.type, cache.k.dtype, q.dtype) == "triton":
+        work = _device_forest(q, cache, arrays)
+    else:
+        work = ForestPlan.from_block_tables(*arrays, cache.k.shape[1])
+    return paged_attention(q, cache, replace(metadata, work=work), scale=scale, softcap=softcap, impl=impl)
+
+
+def _device_forest(
+    q: Tensor, cache: LayerCache, arrays: tuple[np.ndarray, np.ndarray, np.ndarray]
+) -> DeviceForest | None:
+    forest = DeviceForest(
+        max_num_seqs=arrays[1].shape[0],
+        max_num_tokens=q.shape[0],
+        num_heads=q.shape[1],
+        num_kv_heads=cache.k.shape[2],
+        head_dim=q.shape[2],
+        block_size=cache.k.shape[1],
+        dtype=cache.k.dtype,
+        device=q.device,
+    )
+    plan = forest.plan(*arrays)
+    if plan.num_units == 0:
+        return None
+    forest.upload(plan)
+    return forest
+
+
+def _to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32)).to(device)

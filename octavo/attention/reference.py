@@ -3,13 +3,12 @@
 import torch
 from torch import Tensor
 
-from octavo.attention.cache import LayerCache
+from octavo.attention.cache import LayerCache, read_rows, scale_of, write_rows
 from octavo.attention.checks import check_blocks, check_slots
-from octavo.attention.float8 import read_rows, scale_of, write_rows
 from octavo.attention.lengths import check_capacity
 from octavo.attention.merge import add_sinks
 from octavo.attention.metadata import AttentionMetadata
-from octavo.attention.options import ScoreOptions
+from octavo.attention.score_options import ScoreOptions
 
 
 def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> None:
@@ -46,7 +45,9 @@ def paged_attention_with_lse(
         visible, distance = _see(metadata.positions[tokens], keys.shape[0], first, options)
         slopes = options.alibi_slopes
         bias = None if slopes is None else (slopes[s] if slopes.dim() == 2 else slopes, distance.abs())
-        out[tokens], lse[tokens] = _attend(q[tokens], keys, values, visible, bias, options)
+        out[tokens], lse[tokens] = attend_sequence(
+            q[tokens], keys, values, visible, bias, scale=options.scale, softcap=options.softcap
+        )
     return add_sinks(out, lse, options.sinks, q.dtype)
 
 
@@ -78,26 +79,29 @@ def _see(positions: Tensor, num_keys: int, first: int, options: ScoreOptions) ->
     return visible, distance
 
 
-def _attend(
+def attend_sequence(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
     visible: Tensor,
     bias: tuple[Tensor, Tensor] | None,
-    options: ScoreOptions,
+    *,
+    scale: float,
+    softcap: float,
 ) -> tuple[Tensor, Tensor]:
     """Attend one sequence densely: q [Q, H, D], keys [K, KH, D], values; return (out [Q, H, Dv], lse [Q, H]).
 
-    bias: (slopes [H], distances [Q, K]), or None.
+    visible: [Q, K] bool.
+    bias: (slopes [H], distances [Q, K], not negative), or None.
     """
     # What no query sees may hold anything, even NaN, which a weight of 0 would not silence.
     unseen = ~visible.any(dim=0)[:, None, None]
     group_size = q.shape[1] // keys.shape[1]
     keys = keys.masked_fill(unseen, 0.0).repeat_interleave(group_size, dim=1)
     values = values.masked_fill(unseen, 0.0).repeat_interleave(group_size, dim=1)
-    scores = torch.einsum("qhd,khd->hqk", q.to(keys.dtype), keys) * options.scale
-    if options.softcap > 0:
-        scores = options.softcap * torch.tanh(scores / options.softcap)
+    scores = torch.einsum("qhd,khd->hqk", q.to(keys.dtype), keys) * scale
+    if softcap > 0:
+        scores = softcap * torch.tanh(scores / softcap)
     if bias is not None:
         slopes, distance = bias
         scores = scores - slopes.to(keys.dtype)[:, None, None] * distance

@@ -7,15 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.attention.cache import LayerCache
+from octavo.attention.cache import LayerCache, read_rows, scale_of, write_rows
 from octavo.attention.checks import check_blocks, check_plan, check_right, check_slots, check_work
-from octavo.attention.float8 import read_rows, scale_of, write_rows
-from octavo.attention.lengths import check_capacity
+from octavo.attention.lengths import check_capacity, concatenated_ranges
 from octavo.attention.merge import add_sinks
 from octavo.attention.metadata import AttentionMetadata
-from octavo.attention.options import ScoreOptions
 from octavo.attention.plan.host_plan import ForestPlan
-from octavo.attention.plan.ranges import concatenated_ranges
+from octavo.attention.score_options import ScoreOptions
 
 # Keys per piece of work, and the largest number of scores in memory at a time (float32: 16 MiB).
 _TILE_KEYS = 64
@@ -46,7 +44,7 @@ def host_plan(
         check_right(metadata.plan, right)
         return metadata.plan
     seq_lens, cu_seqlens_q = metadata.seq_lens.cpu().numpy(), metadata.cu_seqlens_q.cpu().numpy()
-    # Checked before planning: a corrupt length would make millions of items.
+    # Lengths are checked before the plan is made: a corrupt one would make millions of items.
     check_capacity(int(seq_lens.max(initial=0)), block_size, metadata.block_table)
     kv_begin = None if metadata.kv_begin is None else metadata.kv_begin.cpu().numpy()
     plan = ForestPlan.flat(

@@ -44,7 +44,7 @@ def run_compile(model: str | None, config: EngineConfig, *, quiet: bool) -> None
         config = dataclasses.replace(config, model=model)
     import torch
 
-    from octavo.attention.cpu.kernel import unsupported_reason
+    from octavo.attention.cpu.c_calls import unsupported_reason
     from octavo.engine.memory import gib
     from octavo.gemm.cpu.library import compile_failure
     from octavo.kernels.c.compiler import cache_folder

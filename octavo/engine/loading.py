@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 
 from octavo.attention import KVCache
-from octavo.attention.choice import choose_impl
+from octavo.attention.implementations import choose_impl
 from octavo.config import EngineConfig
 from octavo.engine.memory import ExecutionPlan, gib, plan_execution
 from octavo.engine.memory.working import rank_share

@@ -8,7 +8,7 @@
 docs/huggingface.md says which of the two to take. transformers is imported when it is needed, not before.
 """
 
+from octavo.hf.flash_attn_module import stand_in_for_flash_attn
 from octavo.hf.recipes import attach, register
-from octavo.hf.stand_in import stand_in_for_flash_attn
 
 __all__ = ["attach", "register", "stand_in_for_flash_attn"]

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from octavo.errors import InvalidArgumentError
-from octavo.hf.attention import octavo_attention
-from octavo.hf.masks import octavo_mask
+from octavo.hf.attention_function import octavo_attention
+from octavo.hf.attention_masks import octavo_mask
 
 # 5.23 lets generate_batch use a function only if its name has "flash" in it.
 _NAME, _FLASH_NAME = "octavo", "octavo_flash"

@@ -10,12 +10,12 @@
 
 from octavo.kv.block_pool import BlockPool
 from octavo.kv.block_tables import BlockTables
+from octavo.kv.cache_stats import KVStats
 from octavo.kv.manager import KVCacheManager
 from octavo.kv.paged_sequences import Extension, PagedSequences
 from octavo.kv.prefix_tree import PrefixTree
 from octavo.kv.sequence_blocks import BlockHash, BlockKey, SequenceBlocks, hash_block
 from octavo.kv.slots import last_position, next_position, num_blocks_for, slot_mapping
-from octavo.kv.stats import KVStats
 
 __all__ = [
     "BlockHash",

@@ -5,10 +5,10 @@ from numbers import Integral
 
 from octavo.errors import InvalidArgumentError
 from octavo.kv.block_store import BlockStore
+from octavo.kv.cache_stats import KVStats
 from octavo.kv.invariants import check_pool, check_prefixes, check_sequences
 from octavo.kv.sequence_blocks import BlockHash, SequenceBlocks, hash_block
 from octavo.kv.slots import num_blocks_for
-from octavo.kv.stats import KVStats
 
 
 class KVCacheManager:
@@ -157,7 +157,7 @@ class KVCacheManager:
             InvalidArgumentError: the tokens do not fit the blocks.
         """
         if sequence.grows_in_its_last_block(num_computed_tokens) and num_computed_tokens <= len(token_ids):
-            # The case of nearly every decoding step.
+            # Nearly every decoding step ends here.
             sequence.num_filled_tokens = num_computed_tokens
             return False
         num_full = self._num_full_blocks(sequence, token_ids, num_computed_tokens)

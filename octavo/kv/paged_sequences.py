@@ -7,10 +7,10 @@ from numbers import Integral
 import numpy as np
 
 from octavo.errors import InvalidArgumentError, OutOfBlocksError
+from octavo.kv.cache_stats import KVStats
 from octavo.kv.manager import KVCacheManager
 from octavo.kv.sequence_blocks import SequenceBlocks, pack_token_ids
 from octavo.kv.slots import slot_mapping
-from octavo.kv.stats import KVStats
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -71,7 +71,7 @@ class SequenceBlocks:
 
     @property
     def capacity(self) -> int:
-        """Tokens that fit into the blocks held now."""
+        """Tokens that fit into its blocks."""
         return len(self.block_ids) * self.block_size
 
     def grows_in_its_last_block(self, num_tokens: int) -> bool:
@@ -116,9 +116,9 @@ class SequenceBlocks:
         if num_blocks == 0 or self.salt != other.salt:
             return 0
         contents = b"".join(key.content for key in other.block_keys[:num_blocks])
-        held = np.frombuffer(contents, np.int32, offset=len(self.salt))
+        stored = np.frombuffer(contents, np.int32, offset=len(self.salt))
         mine = np.frombuffer(pack_token_ids(token_ids[: num_blocks * self.block_size]), np.int32)
-        differs = held != mine
+        differs = stored != mine
         first = int(differs.argmax())
         return first // self.block_size if differs[first] else num_blocks
 
@@ -182,7 +182,7 @@ def pack_token_ids(token_ids: Sequence[int]) -> bytes:
     if isinstance(token_ids, array) and token_ids.typecode == "i":
         return token_ids.tobytes()
     try:
-        # Twice as fast as the array module.
+        # struct is twice as fast as the array module.
         return struct.pack(f"{len(token_ids)}i", *token_ids)
     except (struct.error, TypeError) as error:
         raise InvalidArgumentError(f"token ids must be integers of at most 32 bits: {error}") from error

@@ -10,8 +10,8 @@ from octavo.layers.layer_options import LayerOptions
 from octavo.layers.norm import HeadRMSNorm, RMSNorm, WideQKNorm
 from octavo.layers.rope_scaling import RopeConfig, inverse_frequencies
 from octavo.layers.rotary import Rotary, interleave_halves, rotate_
-from octavo.layers.steps.choice import make_step
-from octavo.layers.steps.operators import AttentionStep
+from octavo.layers.steps.make_step import make_step
+from octavo.layers.steps.operator_step import AttentionStep
 
 __all__ = [
     "ACTIVATIONS",

@@ -8,7 +8,7 @@ from torch import Tensor
 from octavo.layers.block import BlockInput, BlockOutput
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.norm import WideQKNorm
-from octavo.layers.steps.operators import AttentionStep
+from octavo.layers.steps.operator_step import AttentionStep
 
 
 @dataclass(frozen=True, slots=True)

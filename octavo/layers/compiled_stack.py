@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from octavo.attention.cpu.kernel import AttendCall, StoreCall
+from octavo.attention.cpu.c_calls import AttendCall, StoreCall
 from octavo.gemm.cpu.library import layers_library
 
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -52,7 +52,7 @@ class LayerStack:
         """Run all layers over hidden [T, hidden] float32, in place.
 
         Returns:
-            The status that octavo.attention.cpu.kernel.check_status knows, with step.attend.
+            The status that octavo.attention.cpu.c_calls.check_status knows, with step.attend.
         """
         num_layers, num_threads = len(self._layers), torch.get_num_threads()
         address = hidden.data_ptr()

@@ -19,7 +19,7 @@ from octavo.layers import (
 )
 from octavo.layers.compiled_stack import LayerStack
 from octavo.layers.expert_feed_forward import ExpertFeedForward
-from octavo.layers.steps.cpu import CpuStep
+from octavo.layers.steps.cpu_step import CpuStep
 from octavo.models.config import ModelConfig
 from octavo.parallel import TensorParallel
 

@@ -7,60 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.attention.float8 import write_rows
+from octavo.attention.cache import write_rows
 from octavo.errors import InvalidArgumentError
-from octavo.ops.call import Queries, is_on_gpu
+from octavo.ops.call import NewKeys, Queries, Rotary, is_on_gpu
 from octavo.ops.checks import debug
-
-
-class Rotary(NamedTuple):
-    """Rotary embedding of the first 2 R dimensions of queries and new keys.
-
-    Attributes:
-        cos, sin: [P, R], any float dtype, by position.
-        interleaved: rotate dimensions (2 i, 2 i + 1) together, else (i, R + i).
-        offsets: [S] int32, position of each sequence's first new key and first query.
-        queries_advance: query i is at offset + i; else all queries are at the offset.
-    """
-
-    cos: Tensor
-    sin: Tensor
-    interleaved: bool
-    offsets: Tensor
-    queries_advance: bool
-
-
-class NewKeys(NamedTuple):
-    """New keys and values, and where they go.
-
-    Attributes:
-        k: [Tn, KH, D].
-        v: [Tn, KH, Dv].
-        cu_seqlens: [S + 1] int32, cumulative numbers of new keys; None: all have one length.
-        length: new keys of every sequence; 0: they differ.
-        cached_lens: [S] int32, tokens in the cache before: where the first new key goes. Less than 0: the
-            sequence is empty, and its new keys go nowhere.
-        begin: [S] int32, each sequence's first key; None: 0. Read only by checks.
-        block_table: [S, W] int32.
-        k_scale, v_scale: [S, KH] float32 of a float8 cache; None: 1.
-    """
-
-    k: Tensor
-    v: Tensor
-    cu_seqlens: Tensor | None
-    length: int
-    cached_lens: Tensor
-    begin: Tensor | None
-    block_table: Tensor
-    k_scale: Tensor | None
-    v_scale: Tensor | None
-
-    def lengths_after(self) -> Tensor:
-        """Return the tokens in the cache afterwards, [S] int32; 0 or less: the sequence is empty."""
-        if self.cu_seqlens is None and self.length <= 1:
-            return self.cached_lens + self.length
-        more = self.length if self.cu_seqlens is None else self.cu_seqlens[1:] - self.cu_seqlens[:-1]
-        return (self.cached_lens + more).masked_fill(self.cached_lens < 0, 0)
 
 
 def append(
@@ -86,9 +36,9 @@ def append(
         return append_torch(queries, new, k_cache, v_cache, rotary), new.lengths_after()
     if debug.is_on():
         check_append(queries, new, k_cache, rotary)
-    from octavo.ops.triton import append as on_gpu
+    from octavo.ops.triton import append_kernel
 
-    return on_gpu.append(queries, new, k_cache, v_cache, rotary)
+    return append_kernel.append(queries, new, k_cache, v_cache, rotary)
 
 
 def append_torch(

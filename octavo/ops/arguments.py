@@ -10,9 +10,8 @@ from torch import Tensor
 
 from octavo.attention import DeviceForest, ForestPlan
 from octavo.errors import InvalidArgumentError
-from octavo.ops.call import Scores
+from octavo.ops.call import Options, Plan, Scores
 from octavo.ops.checks import debug
-from octavo.ops.given import Options, Plan
 
 Window = Sequence[int] | Tensor | None
 _LARGEST = torch.iinfo(torch.int32).max
@@ -63,7 +62,9 @@ def make_scores(q: Tensor, options: Options) -> Scores:
     scale, slopes = options.softmax_scale, options.alibi_slopes
     return Scores(
         q.shape[-1] ** -0.5 if scale is None else float(scale),
-        *(options.left, options.right, float(options.softcap)),
+        options.left,
+        options.right,
+        float(options.softcap),
         None if slopes is None else slopes.float(),
         options.s_aux,
     )
@@ -73,12 +74,12 @@ def make_scales(
     k: Tensor, num_sequences: int, options: Options
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the scales [S, KH] float32 of (keys and queries together, keys, values), or None each."""
-    given = (options.q_descale, options.k_descale, options.v_descale)
-    if all(x is None for x in given):
+    scales = (options.q_descale, options.k_descale, options.v_descale)
+    if all(x is None for x in scales):
         return None, None, None
     ones = torch.ones(num_sequences, k.shape[-2], dtype=torch.float32, device=k.device)
     # Kernels take both scales or neither.
-    q_scale, k_scale, v_scale = (ones if x is None else x.float().contiguous() for x in given)
+    q_scale, k_scale, v_scale = (ones if x is None else x.float().contiguous() for x in scales)
     return k_scale if q_scale is ones else k_scale * q_scale, k_scale, v_scale
 
 
@@ -100,7 +101,7 @@ def make_table(
 
 
 def make_lengths(name: str, lengths: Tensor | int | None, default: int, q: Tensor, num: int) -> Tensor:
-    """Return lengths [S] int32: given as a tensor or one int for all, else the default."""
+    """Return lengths [S] int32: of a tensor, of one int for all sequences, or the default."""
     if isinstance(lengths, Tensor):
         return int32(lengths)
     value = default if lengths is None else lengths

@@ -14,19 +14,19 @@ from octavo.attention import (
     paged_attention_with_lse,
     uniform_attention_with_lse,
 )
+from octavo.attention.cache import FLOAT8
 from octavo.attention.checks import check_right, check_shared, check_work
-from octavo.attention.choice import choose_for_call
-from octavo.attention.float8 import FLOAT8
+from octavo.attention.implementations import choose_for_call
 from octavo.attention.merge import add_sinks
-from octavo.attention.options import ScoreOptions
-from octavo.attention.triton.shapes import MOST_UNIFORM
+from octavo.attention.score_options import ScoreOptions
+from octavo.attention.tilings.portable import MOST_UNIFORM
 from octavo.ops import on_cpu
 from octavo.ops.call import Call, Keys, Queries, RaggedQueries, Scores, contiguous, is_on_gpu, rows_of
 from octavo.ops.checks import debug
 
 
 def attend(call: Call) -> tuple[Tensor, Tensor]:
-    """Return (out [T, H, Dv] in the dtype of q, lse [T, H] float32); see octavo.ops.reference.
+    """Return (out [T, H, Dv] in the dtype of q, lse [T, H] float32); see octavo.ops.specification.
 
     Raises:
         InvalidArgumentError: (on a CPU, or on a GPU with OCTAVO_DEBUG=1) a length or block id is
@@ -125,11 +125,15 @@ def _attend_uniform(call: Call, options: ScoreOptions) -> tuple[Tensor, Tensor]:
     keys = call.keys
     layer = LayerCache(keys.k, keys.v, keys.k_scale, keys.v_scale)
     is_checked = choose_for_call("auto", layer, call.queries.q.dtype, options) == "triton"
-    # Called below its checks, which would repeat those of octavo.ops in every call.
+    # octavo.ops has checked the call, so the function below the checks is called.
     is_checked = is_checked and call.queries.length > 0 and 1 <= keys.seq_lens.shape[0] <= MOST_UNIFORM
     attend_uniform = gpu_paged.uniform_attention_with_lse if is_checked else uniform_attention_with_lse
     return attend_uniform(
-        *(call.queries.q, layer, keys.seq_lens, keys.block_table, options),
+        call.queries.q,
+        layer,
+        keys.seq_lens,
+        keys.block_table,
+        options,
         query_len=call.queries.length,
         max_seq_len=keys.capacity,
         kv_begin=keys.begin,
@@ -142,7 +146,7 @@ def _attend_on_cpu(call: Call, options: ScoreOptions) -> tuple[Tensor, Tensor]:
     layer = LayerCache(keys.k, keys.v, keys.k_scale, keys.v_scale)
     if call.plan is None and choose_for_call("auto", layer, call.queries.q.dtype, options) == "c":
         return on_cpu.attend(call, layer, options)
-    plan = on_cpu.plan(call, options).plan
+    plan = on_cpu.host_work(call, options).plan
     call = call._replace(
         keys=keys._replace(seq_lens=keys.seq_lens.clamp(min=0)),
         plan=call.plan if isinstance(call.plan, ForestPlan) else plan,
@@ -155,15 +159,10 @@ def _attend_ragged(call: Call, options: ScoreOptions) -> tuple[Tensor, Tensor]:
     metadata = _metadata(call, queries)
     layer = LayerCache(keys.k, keys.v, keys.k_scale, keys.v_scale)
     out, lse = paged_attention_with_lse(
-        *(queries.q, layer, metadata),
-        scale=options.scale,
-        window=options.window,
-        softcap=options.softcap,
-        alibi_slopes=options.alibi_slopes,
-        right=options.right,
-        sinks=options.sinks,
+        queries.q, layer, metadata, scale=options.scale, window=options.window, softcap=options.softcap,
+        alibi_slopes=options.alibi_slopes, right=options.right, sinks=options.sinks,
         num_splits=call.num_splits,
-    )
+    )  # fmt: skip
     return (out, lse) if queries.used is None else _hide_unused(out, lse, queries, options.sinks)
 
 

@@ -1,4 +1,8 @@
-"""The one internal form of every call of octavo.ops: ragged queries over a paged cache."""
+"""The arguments of a public function in groups, and the one form of every call: ragged queries, paged cache.
+
+The groups Options, Lengths, Places and News name arguments as flash_attn_with_kvcache does, which describes
+them; a Call holds what they mean.
+"""
 
 from typing import NamedTuple
 
@@ -6,6 +10,61 @@ import torch
 from torch import Tensor
 
 from octavo.attention import DeviceForest, ForestPlan
+
+Plan = ForestPlan | DeviceForest | None
+Caches = tuple[Tensor, Tensor, Tensor]
+"""(q, keys, values)."""
+
+Attended = Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, None]
+"""What flash-attention's functions return: out, with lse, or with lse and None for the probabilities."""
+
+
+class Options(NamedTuple):
+    """The options that all public functions share.
+
+    left, right: of the window, see Scores.
+    """
+
+    softmax_scale: float | None
+    left: int | None
+    right: int | None
+    softcap: float
+    alibi_slopes: Tensor | None
+    s_aux: Tensor | None
+    q_descale: Tensor | None
+    k_descale: Tensor | None
+    v_descale: Tensor | None
+    num_splits: int
+
+
+class Lengths(NamedTuple):
+    """The lengths of queries and keys; see flash_attn_varlen_func."""
+
+    cu_seqlens_q: Tensor | None = None
+    cu_seqlens_k: Tensor | None = None
+    seqused_q: Tensor | None = None
+    seqused_k: Tensor | None = None
+
+
+class Places(NamedTuple):
+    """Where a cache holds each sequence."""
+
+    cache_seqlens: Tensor | int | None = None
+    cache_batch_idx: Tensor | None = None
+    cache_leftpad: Tensor | None = None
+    block_table: Tensor | None = None
+
+
+class News(NamedTuple):
+    """New keys and their rotary embedding."""
+
+    k: Tensor | None = None
+    v: Tensor | None = None
+    cu_seqlens_k_new: Tensor | None = None
+    rotary_cos: Tensor | None = None
+    rotary_sin: Tensor | None = None
+    rotary_interleaved: bool = True
+    rotary_seqlens: Tensor | None = None
 
 
 def rows_of(cu_seqlens: Tensor, token: Tensor) -> Tensor:
@@ -128,6 +187,56 @@ class RaggedQueries(NamedTuple):
     max_len: int
 
 
+class Rotary(NamedTuple):
+    """Rotary embedding of the first 2 R dimensions of queries and new keys.
+
+    Attributes:
+        cos, sin: [P, R], any float dtype, by position.
+        interleaved: rotate dimensions (2 i, 2 i + 1) together, else (i, R + i).
+        offsets: [S] int32, position of each sequence's first new key and first query.
+        queries_advance: query i is at offset + i; else all queries are at the offset.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool
+    offsets: Tensor
+    queries_advance: bool
+
+
+class NewKeys(NamedTuple):
+    """New keys and values, and where they go.
+
+    Attributes:
+        k: [Tn, KH, D].
+        v: [Tn, KH, Dv].
+        cu_seqlens: [S + 1] int32, cumulative numbers of new keys; None: all have one length.
+        length: new keys of every sequence; 0: they differ.
+        cached_lens: [S] int32, tokens in the cache before: where the first new key goes. Less than 0: the
+            sequence is empty, and its new keys go nowhere.
+        begin: [S] int32, each sequence's first key; None: 0. Read only by checks.
+        block_table: [S, W] int32.
+        k_scale, v_scale: [S, KH] float32 of a float8 cache; None: 1.
+    """
+
+    k: Tensor
+    v: Tensor
+    cu_seqlens: Tensor | None
+    length: int
+    cached_lens: Tensor
+    begin: Tensor | None
+    block_table: Tensor
+    k_scale: Tensor | None
+    v_scale: Tensor | None
+
+    def lengths_after(self) -> Tensor:
+        """Return the tokens in the cache afterwards, [S] int32; 0 or less: the sequence is empty."""
+        if self.cu_seqlens is None and self.length <= 1:
+            return self.cached_lens + self.length
+        more = self.length if self.cu_seqlens is None else self.cu_seqlens[1:] - self.cu_seqlens[:-1]
+        return (self.cached_lens + more).masked_fill(self.cached_lens < 0, 0)
+
+
 class Call(NamedTuple):
     """One call of attention.
 
@@ -140,4 +249,4 @@ class Call(NamedTuple):
     keys: Keys
     scores: Scores
     num_splits: int
-    plan: ForestPlan | DeviceForest | None
+    plan: Plan

@@ -65,28 +65,13 @@ def flash_attn_combine(
 
 
 def get_scheduler_metadata(
-    batch_size: int,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    num_heads_q: int,
-    num_heads_kv: int,
-    headdim: int,
-    cache_seqlens: Tensor,
-    qkv_dtype: torch.dtype = torch.bfloat16,
-    headdim_v: int | None = None,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k_new: Tensor | None = None,
-    cache_leftpad: Tensor | None = None,
-    page_size: int | None = None,
-    max_seqlen_k_new: int = 0,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    attention_chunk: int = 0,
-    has_softcap: bool = False,
-    num_splits: int = 0,
-    pack_gqa: bool | None = None,
-    sm_margin: int = 0,
-) -> Tensor:
+    batch_size: int, max_seqlen_q: int, max_seqlen_k: int, num_heads_q: int, num_heads_kv: int, headdim: int,
+    cache_seqlens: Tensor, qkv_dtype: torch.dtype = torch.bfloat16, headdim_v: int | None = None,
+    cu_seqlens_q: Tensor | None = None, cu_seqlens_k_new: Tensor | None = None,
+    cache_leftpad: Tensor | None = None, page_size: int | None = None, max_seqlen_k_new: int = 0,
+    causal: bool = False, window_size: Window = (-1, -1), attention_chunk: int = 0, has_softcap: bool = False,
+    num_splits: int = 0, pack_gqa: bool | None = None, sm_margin: int = 0,
+) -> Tensor:  # fmt: skip
     """Return an empty [0] int32 tensor: the kernels plan their own work on the device.
 
     It takes FlashAttention-3's arguments, so that code written for it runs unchanged; none is needed.

@@ -11,33 +11,17 @@ from octavo.attention.checks import check_forward_only
 from octavo.errors import InvalidArgumentError
 from octavo.ops import append as eager_append
 from octavo.ops import attend as eager_attend
-from octavo.ops.append import NewKeys, Rotary
-from octavo.ops.call import Call, Keys, Queries, Scores
+from octavo.ops.call import Call, Keys, NewKeys, Queries, Rotary, Scores
 
 
 @torch.library.custom_op("octavo::append", mutates_args=("k_cache", "v_cache"))
 def append_op(
-    q: Tensor,
-    cu_seqlens_q: Tensor | None,
-    used_q: Tensor | None,
-    length_q: int,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_k: Tensor | None,
-    length_k: int,
-    cached_lens: Tensor,
-    begin: Tensor | None,
-    block_table: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    cos: Tensor | None = None,
-    sin: Tensor | None = None,
-    offsets: Tensor | None = None,
-    interleaved: bool = False,
-    queries_advance: bool = False,
-) -> Tensor:
+    q: Tensor, cu_seqlens_q: Tensor | None, used_q: Tensor | None, length_q: int, k: Tensor, v: Tensor,
+    cu_seqlens_k: Tensor | None, length_k: int, cached_lens: Tensor, begin: Tensor | None,
+    block_table: Tensor, k_cache: Tensor, v_cache: Tensor, k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None, cos: Tensor | None = None, sin: Tensor | None = None,
+    offsets: Tensor | None = None, interleaved: bool = False, queries_advance: bool = False,
+) -> Tensor:  # fmt: skip
     """See octavo.ops.append.append; returns the rotated queries, without rotary embedding an empty tensor."""
     check_forward_only(q, k, v, k_cache, v_cache, k_scale, v_scale, cos, sin)
     queries = Queries(q, cu_seqlens_q, used_q, q.shape[0], length_q)
@@ -60,26 +44,11 @@ def _fake_append(
 
 @torch.library.custom_op("octavo::attend", mutates_args=())
 def attend_op(
-    q: Tensor,
-    cu_seqlens_q: Tensor | None,
-    used: Tensor | None,
-    max_len: int,
-    length: int,
-    k: Tensor,
-    v: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    begin: Tensor | None,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    scale: float,
-    left: int | None,
-    right: int | None,
-    softcap: float,
-    alibi_slopes: Tensor | None,
-    sinks: Tensor | None,
-    num_splits: int,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, cu_seqlens_q: Tensor | None, used: Tensor | None, max_len: int, length: int, k: Tensor,
+    v: Tensor, block_table: Tensor, seq_lens: Tensor, begin: Tensor | None, k_scale: Tensor | None,
+    v_scale: Tensor | None, scale: float, left: int | None, right: int | None, softcap: float,
+    alibi_slopes: Tensor | None, sinks: Tensor | None, num_splits: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """See octavo.ops.attend.attend."""
     check_forward_only(q, k, v, k_scale, v_scale, alibi_slopes, sinks)
     call = Call(
@@ -105,13 +74,13 @@ def append(
     """Call octavo.ops.append.append, as an operator while torch.compile traces."""
     if not torch.compiler.is_compiling():
         return eager_append.append(queries, new, k_cache, v_cache, rotary)
-    angles = () if rotary is None else (rotary.cos, rotary.sin, rotary.offsets)
-    turns = () if rotary is None else (rotary.interleaved, rotary.queries_advance)
     rotated = append_op(
-        *(queries.q, queries.cu_seqlens, queries.used, queries.length),
-        *(new.k, new.v, new.cu_seqlens, new.length, new.cached_lens, new.begin, new.block_table),
-        *(k_cache, v_cache, new.k_scale, new.v_scale, *angles, *turns),
-    )
+        queries.q, queries.cu_seqlens, queries.used, queries.length, new.k, new.v, new.cu_seqlens, new.length,
+        new.cached_lens, new.begin, new.block_table, k_cache, v_cache, new.k_scale, new.v_scale,
+        None if rotary is None else rotary.cos, None if rotary is None else rotary.sin,
+        None if rotary is None else rotary.offsets, rotary is not None and rotary.interleaved,
+        rotary is not None and rotary.queries_advance,
+    )  # fmt: skip
     return queries.q if rotary is None else rotated, new.lengths_after()
 
 
@@ -123,8 +92,7 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
         raise InvalidArgumentError("plan cannot be part of a compiled graph; leave it out, or call eagerly")
     queries, keys, scores = call.queries, call.keys, call.scores
     return attend_op(
-        *(queries.q, queries.cu_seqlens, queries.used, queries.max_len, queries.length),
-        *(keys.k, keys.v, keys.block_table, keys.seq_lens, keys.begin, keys.k_scale, keys.v_scale),
-        *(scores.scale, scores.left, scores.right, scores.softcap, scores.alibi_slopes, scores.sinks),
-        call.num_splits,
-    )
+        queries.q, queries.cu_seqlens, queries.used, queries.max_len, queries.length, keys.k, keys.v,
+        keys.block_table, keys.seq_lens, keys.begin, keys.k_scale, keys.v_scale, scores.scale, scores.left,
+        scores.right, scores.softcap, scores.alibi_slopes, scores.sinks, call.num_splits,
+    )  # fmt: skip

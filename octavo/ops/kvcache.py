@@ -7,9 +7,9 @@ from torch import Tensor
 from octavo.attention.checks import check_forward_only
 from octavo.errors import InvalidArgumentError
 from octavo.ops.arguments import Window, read_window
+from octavo.ops.call import Lengths, News, Options, Places, Plan
 from octavo.ops.checks.refusals import refuse
-from octavo.ops.given import Lengths, News, Options, Places, Plan
-from octavo.ops.run import run_cached, shape_lse
+from octavo.ops.run_call import run_cached, shape_lse
 
 
 @overload
@@ -64,43 +64,19 @@ def flash_attn_with_kvcache(
 
 
 def flash_attn_with_kvcache(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    k: Tensor | None = None,
-    v: Tensor | None = None,
-    rotary_cos: Tensor | None = None,
-    rotary_sin: Tensor | None = None,
-    cache_seqlens: int | Tensor | None = None,
-    cache_batch_idx: Tensor | None = None,
-    cache_leftpad: Tensor | None = None,
-    block_table: Tensor | None = None,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    rotary_interleaved: bool = True,
-    alibi_slopes: Tensor | None = None,
-    num_splits: int = 0,
-    return_softmax_lse: bool = False,
-    *,
-    qv: Tensor | None = None,
-    page_table: Tensor | None = None,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k_new: Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    seqused_q: Tensor | None = None,
-    rotary_seqlens: Tensor | None = None,
-    q_descale: Tensor | None = None,
-    k_descale: Tensor | None = None,
-    v_descale: Tensor | None = None,
-    attention_chunk: int = 0,
-    scheduler_metadata: Tensor | None = None,
-    pack_gqa: bool | None = None,
-    sm_margin: int = 0,
-    s_aux: Tensor | None = None,
-    plan: Plan = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = None, v: Tensor | None = None,
+    rotary_cos: Tensor | None = None, rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None, cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None, block_table: Tensor | None = None,
+    softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
+    softcap: float = 0.0, rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None,
+    num_splits: int = 0, return_softmax_lse: bool = False, *, qv: Tensor | None = None,
+    page_table: Tensor | None = None, cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None, max_seqlen_q: int | None = None, seqused_q: Tensor | None = None,
+    rotary_seqlens: Tensor | None = None, q_descale: Tensor | None = None, k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None, attention_chunk: int = 0, scheduler_metadata: Tensor | None = None,
+    pack_gqa: bool | None = None, sm_margin: int = 0, s_aux: Tensor | None = None, plan: Plan = None,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Append k and v to the cache in place if given, rotate them and q, and attend.
 
     The last query is at the last key, appended ones included. docs/operators.md says who sees which keys, and
@@ -140,9 +116,9 @@ def flash_attn_with_kvcache(
         if block_table is not None:
             raise InvalidArgumentError("page_table and block_table are two names of one argument; give one")
         block_table = page_table
+    left, right = read_window(window_size, causal=causal)
     options = Options(
-        *(softmax_scale, *read_window(window_size, causal=causal), softcap, alibi_slopes, s_aux),
-        *(q_descale, k_descale, v_descale, num_splits),
+        softmax_scale, left, right, softcap, alibi_slopes, s_aux, q_descale, k_descale, v_descale, num_splits
     )
     out, lse = run_cached(
         (q, k_cache, v_cache),

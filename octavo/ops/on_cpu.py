@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 from octavo.attention import ForestPlan, LayerCache
-from octavo.attention.cpu.kernel import attend_planned, plan_struct
-from octavo.attention.options import ScoreOptions
+from octavo.attention.cpu.c_calls import attend_planned, plan_struct
+from octavo.attention.score_options import ScoreOptions
 from octavo.ops.call import Call
 from octavo.ops.checks import debug
 
 # Up to this many multiplications, starting a second thread takes longer than the call.
-_FEW_PRODUCTS = 1 << 17
+_ONE_THREAD_PRODUCTS = 1 << 17
 _LARGEST = np.iinfo(np.int32).max
 
 
-class HostPlan(NamedTuple):
-    """The part of a call that follows from its lengths alone, the same for all layers of a step.
+class HostWork(NamedTuple):
+    """The part of a call that follows from its lengths, the same for all layers of a step.
 
     Attributes:
         plan: the work.
@@ -36,7 +36,7 @@ class HostPlan(NamedTuple):
     num_pairs: int
 
 
-def plan(call: Call, options: ScoreOptions) -> HostPlan:
+def host_work(call: Call, options: ScoreOptions) -> HostWork:
     """Return the plan of a call whose queries all count.
 
     Raises:
@@ -47,17 +47,19 @@ def plan(call: Call, options: ScoreOptions) -> HostPlan:
     if queries.cu_seqlens is not None:
         debug.check_queries(queries, keys.seq_lens.shape[0])
     begin = None if keys.begin is None else keys.begin.numpy().tobytes()
-    return _plan(keys.seq_lens.numpy().tobytes(), bounds, begin, keys.capacity, options.right, options.shift)
+    return _host_work(
+        keys.seq_lens.numpy().tobytes(), bounds, begin, keys.capacity, options.right, options.shift
+    )
 
 
 @functools.lru_cache(maxsize=16)
-def _plan(
+def _host_work(
     seq_lens: bytes, bounds: bytes | int, begin: bytes | None, capacity: int, right: int | None, shift: int
-) -> HostPlan:
-    """See plan; all arrays are int32, and an int is the length of every query."""
+) -> HostWork:
+    """See host_work; all arrays are int32, and an int is the length of every query."""
     ends = np.frombuffer(seq_lens, np.int32)
     first = None if begin is None else np.frombuffer(begin, np.int32)
-    # Checked before planning: a corrupt length would make millions of items.
+    # Lengths are checked before the plan is made: a corrupt one would make millions of items.
     debug.check_lengths(np.zeros_like(ends) if first is None else first, ends, capacity)
     lens = np.maximum(ends, 0)
     if isinstance(bounds, int):
@@ -70,7 +72,7 @@ def _plan(
     positions = np.minimum(last + np.arange(last.shape[0]) + shift, _LARGEST - 1).astype(np.int32)
     num_keys = (made.item_kv_end - made.item_kv_begin).astype(np.int64)
     num_pairs = int((num_keys * np.diff(made.item_token_begin)).sum())
-    return HostPlan(made, plan_struct(made), positions, positions.ctypes.data, num_pairs)
+    return HostWork(made, plan_struct(made), positions, positions.ctypes.data, num_pairs)
 
 
 def attend(call: Call, cache: LayerCache, options: ScoreOptions) -> tuple[Tensor, Tensor]:
@@ -79,11 +81,17 @@ def attend(call: Call, cache: LayerCache, options: ScoreOptions) -> tuple[Tensor
     Raises:
         InvalidArgumentError: a length or a block id is out of range.
     """
-    q, host = call.queries.q, plan(call, options)
-    is_small = host.num_pairs * q.shape[1] * q.shape[2] <= _FEW_PRODUCTS
-    # A copy: the kernel writes what it refuses into the structure, and another thread may use the plan.
+    q, host = call.queries.q, host_work(call, options)
+    is_small = host.num_pairs * q.shape[1] * q.shape[2] <= _ONE_THREAD_PRODUCTS
+    # The kernel writes what it refuses into its structure, a copy: another thread may use the plan.
     struct = type(host.struct).from_buffer_copy(host.struct)
     return attend_planned(
-        *(q, cache, call.keys.block_table, host.address, host.plan, struct, options),
+        q,
+        cache,
+        call.keys.block_table,
+        host.address,
+        host.plan,
+        struct,
+        options,
         num_threads=1 if is_small else torch.get_num_threads(),
     )

@@ -6,14 +6,14 @@ from torch import Tensor
 
 from octavo.attention.checks import check_forward_only, check_writable
 from octavo.ops.arguments import Window, check_maximum, read_window
+from octavo.ops.call import Attended, Lengths, Options, Plan
 from octavo.ops.checks.refusals import (
     check_device,
     check_dtype,
     check_shape,
     refuse_missing,
 )
-from octavo.ops.given import Attended, Lengths, Options, Plan
-from octavo.ops.run import run_ragged, shape_lse
+from octavo.ops.run_call import run_ragged, shape_lse
 
 
 @overload
@@ -79,41 +79,17 @@ def flash_attn_varlen_func(
 
 
 def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-    block_table: Tensor | None = None,
-    *,
-    seqused_q: Tensor | None = None,
-    seqused_k: Tensor | None = None,
-    qv: Tensor | None = None,
-    q_v: Tensor | None = None,
-    q_descale: Tensor | None = None,
-    k_descale: Tensor | None = None,
-    v_descale: Tensor | None = None,
-    attention_chunk: int = 0,
-    num_splits: int = 0,
-    pack_gqa: bool | None = None,
-    sm_margin: int = 0,
-    scheduler_metadata: Tensor | None = None,
-    s_aux: Tensor | None = None,
-    out: Tensor | None = None,
-    return_softmax_lse: bool = False,
-    fa_version: int | None = None,
-    plan: Plan = None,
-) -> Attended:
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None, max_seqlen_k: int | None = None, dropout_p: float = 0.0,
+    softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
+    softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False,
+    return_attn_probs: bool = False, block_table: Tensor | None = None, *, seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None, qv: Tensor | None = None, q_v: Tensor | None = None,
+    q_descale: Tensor | None = None, k_descale: Tensor | None = None, v_descale: Tensor | None = None,
+    attention_chunk: int = 0, num_splits: int = 0, pack_gqa: bool | None = None, sm_margin: int = 0,
+    scheduler_metadata: Tensor | None = None, s_aux: Tensor | None = None, out: Tensor | None = None,
+    return_softmax_lse: bool = False, fa_version: int | None = None, plan: Plan = None,
+) -> Attended:  # fmt: skip
     """Attend ragged q [T, H, D] to ragged keys [Tk, KH, D], or to paged ones through a block table.
 
     For the options see flash_attn_with_kvcache. The last query of a sequence is at its last key.
@@ -143,9 +119,9 @@ def flash_attn_varlen_func(
     refuse_missing(dropout_p, qv, attention_chunk, q_v=q_v)
     check_forward_only(q, k, v, alibi_slopes, s_aux, q_descale, k_descale, v_descale, out)
     check_maximum("max_seqlen_k", max_seqlen_k)
+    left, right = read_window(window_size, causal=causal)
     options = Options(
-        *(softmax_scale, *read_window(window_size, causal=causal), softcap, alibi_slopes, s_aux),
-        *(q_descale, k_descale, v_descale, num_splits),
+        softmax_scale, left, right, softcap, alibi_slopes, s_aux, q_descale, k_descale, v_descale, num_splits
     )
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     result, lse = run_ragged((q, k, v), lengths, block_table, options, max_seqlen_q=max_seqlen_q, plan=plan)
@@ -188,25 +164,18 @@ def flash_attn_varlen_qkvpacked_func(
 
 
 def flash_attn_varlen_qkvpacked_func(
-    qkv: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
+    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = 0.0,
+    softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
+    softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Attended:
+) -> Attended:  # fmt: skip
     """Call flash_attn_varlen_func with the parts of qkv [T, 3, H, D]."""
     check_shape("qkv", qkv, "[T, 3, H, D]", [None, 3, None, None])
     q, k, v = qkv.unbind(1)
     return flash_attn_varlen_func(
-        *(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale),
-        *(causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs),
-    )
+        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
+        window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip
 
 
 @overload
@@ -237,25 +206,15 @@ def flash_attn_varlen_kvpacked_func(
 
 
 def flash_attn_varlen_kvpacked_func(
-    q: Tensor,
-    kv: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Attended:
+    q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+    window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
+    deterministic: bool = False, return_attn_probs: bool = False,
+) -> Attended:  # fmt: skip
     """Call flash_attn_varlen_func with q [T, H, D] and the parts of kv [Tk, 2, KH, D]."""
     check_shape("kv", kv, "[Tk, 2, KH, D]", [None, 2, None, None])
     k, v = kv.unbind(1)
     return flash_attn_varlen_func(
-        *(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p),
-        *(softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs),
-    )
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
+        window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip

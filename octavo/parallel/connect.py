@@ -18,7 +18,7 @@ def expected_sums(size: int, device: torch.device, *, shares_memory: bool, in_or
     """
     if device.type == "cpu":
         return "gloo"
-    from octavo.parallel.choice import describe
+    from octavo.parallel.all_reduce import describe
     from octavo.parallel.shared_memory import unsupported_reason
 
     reason = unsupported_reason(size, device) if shares_memory else "as asked for"

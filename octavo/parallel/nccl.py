@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import ConfigError, UnsupportedModelError
-from octavo.parallel.choice import choose_way, describe, two_shot_bytes
+from octavo.parallel.all_reduce import choose_algorithm, describe, two_shot_bytes
 from octavo.parallel.handle import PeerLostError, TensorParallel
 from octavo.parallel.shared_memory import SharedMemory, unsupported_reason
 
@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 
 # A sum of this many values makes NCCL allocate all the buffers that it will ever need.
 _LARGE_SUM = 2**23
-# How long ranks may take to meet.
-_MEETING_TIMEOUT = timedelta(seconds=120)
+# How long the rendezvous of the ranks may take.
+_RENDEZVOUS_TIMEOUT = timedelta(seconds=120)
 # Dtypes that the kernels over shared memory sum.
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -48,7 +48,7 @@ class NcclCollectives:
         self._in_order = in_order
         self._end: threading.Thread | None = None
         self._memory: SharedMemory | None = None
-        self._why_not = "as asked for"
+        self._unsupported_reason = "as asked for"
         # Synchronous means: on the current stream, not on a stream of NCCL's own.
         self._sum, self._gather = api.AllreduceOptions(), api.AllgatherOptions()
         self._sum.asyncOp = self._gather.asyncOp = False
@@ -58,16 +58,16 @@ class NcclCollectives:
         memory = self._memory
         if memory is None or tensor.dtype not in _FLOATS:
             return self._sum_by_nccl(tensor)
-        way = choose_way(tensor.nbytes, self._size)
-        if way == "nccl" and not self._in_order:
+        algorithm = choose_algorithm(tensor.nbytes, self._size)
+        if algorithm == "nccl" and not self._in_order:
             return self._sum_by_nccl(tensor)
         from octavo.parallel.triton.sums import sum_one_shot, sum_two_shot
 
-        if way == "nccl":
+        if algorithm == "nccl":
             for piece in tensor.view(-1).split(two_shot_bytes(self._size) // tensor.itemsize):
                 sum_two_shot(piece, memory)
         else:
-            (sum_one_shot if way == "one-shot" else sum_two_shot)(tensor, memory)
+            (sum_one_shot if algorithm == "one-shot" else sum_two_shot)(tensor, memory)
         return tensor
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
@@ -82,12 +82,12 @@ class NcclCollectives:
         # Sums in order use the same kernels for steps of any size.
         if self._in_order or self._memory is None:
             return None
-        return self._memory if choose_way(tensor.nbytes, self._size) == "one-shot" else None
+        return self._memory if choose_algorithm(tensor.nbytes, self._size) == "one-shot" else None
 
     def describe(self) -> str:
         """See Collectives."""
         if self._memory is None:
-            return f"NCCL: {self._why_not}"
+            return f"NCCL: {self._unsupported_reason}"
         return describe(self._size, in_order=self._in_order)
 
     def check_order(self) -> None:
@@ -99,7 +99,7 @@ class NcclCollectives:
         if self._memory is None:
             raise ConfigError(
                 "deterministic=True over several ranks needs GPUs that reach each other's memory: "
-                f"{self._why_not}; use one rank, or deterministic=False"
+                f"{self._unsupported_reason}; use one rank, or deterministic=False"
             )
 
     def abort(self) -> None:
@@ -128,17 +128,17 @@ class NcclCollectives:
             device: of this rank, the current one.
             store: the store of the process group.
         """
-        memory, self._why_not = None, unsupported_reason(self._size, device) or ""
-        if not self._why_not:
+        memory, self._unsupported_reason = None, unsupported_reason(self._size, device) or ""
+        if not self._unsupported_reason:
             try:
                 memory = SharedMemory(rank, self._size, device, store)
             except RuntimeError as error:
-                self._why_not = f"memory could not be mapped: {error}"
+                self._unsupported_reason = f"memory could not be mapped: {error}"
         # All ranks must agree: a rank that sums differently would wait forever.
         if self.all_reduce(torch.full((1,), int(memory is not None), device=device)).item() == self._size:
             self._memory = memory
-        elif not self._why_not:
-            self._why_not = "another rank could not share its memory"
+        elif not self._unsupported_reason:
+            self._unsupported_reason = "another rank could not share its memory"
 
     def _sum_by_nccl(self, tensor: Tensor) -> Tensor:
         if not _is_dry_run():
@@ -190,7 +190,7 @@ def connect_nccl(
     os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     try:
         with torch.cuda.device(device):
-            store, group = _meet(rank, size, rendezvous)
+            store, group = _rendezvous(rank, size, rendezvous)
             collectives = NcclCollectives(group, size, in_order=in_order)
             # NCCL connects lazily at the first call of each kind, which must not happen in a graph.
             met = collectives.all_reduce(torch.ones(1, device=device))
@@ -209,13 +209,13 @@ def connect_nccl(
     return TensorParallel(rank, size, collectives)
 
 
-def _meet(rank: int, size: int, rendezvous: Path) -> tuple[Any, Any]:
-    """Build the store through which ranks meet, and the process group on the current GPU."""
+def _rendezvous(rank: int, size: int, rendezvous: Path) -> tuple[Any, Any]:
+    """Build the store through which ranks find each other, and the process group on the current GPU."""
     from torch import distributed
 
     api: Any = distributed
     store = api.FileStore(str(rendezvous), size)
-    store.set_timeout(_MEETING_TIMEOUT)
+    store.set_timeout(_RENDEZVOUS_TIMEOUT)
     options = api.ProcessGroupNCCL.Options()
     # engine/ranks notices much earlier that a rank is gone.
     options._timeout = timedelta(days=30)

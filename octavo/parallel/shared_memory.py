@@ -2,11 +2,11 @@
 
 Each rank allocates one block, and all ranks map it:
 
-    flags      [2 meetings, programs, ranks] int32: the last sum for which a rank's program reached a meeting
+    flags      [2 barriers, programs, ranks] int32: the last sum for which a rank's program reached a barrier
     halves     two buffers of values; sums alternate between them
 
 The halves need no further synchronization. A rank that writes to a half for sum k + 2 has finished sum k + 1.
-All ranks had reached the meeting of sum k + 1 by then, so they had finished sum k and no longer read its
+All ranks had reached the barrier of sum k + 1 by then, so they had finished sum k and no longer read its
 values. The device counts the sums, so CUDA graphs may replay them in any order that all ranks share.
 """
 
@@ -17,7 +17,7 @@ import torch
 
 from octavo.kernels import driver
 from octavo.kernels.device import triton_unsupported_reason
-from octavo.parallel.choice import MAX_RANKS
+from octavo.parallel.all_reduce import MAX_RANKS
 
 MAX_PROGRAMS = 256
 """Most programs of a summing kernel. All must be resident on the GPU at once, as they wait for each other."""
@@ -91,7 +91,7 @@ def _exchange(rank: int, size: int, store: Any, blocks: dict[int, int]) -> None:
         blocks[rank] = driver.allocate(SHARED_BYTES)
         store.set(f"memory/{rank}", driver.export(blocks[rank]).hex())
     except RuntimeError:
-        # So that no other rank waits for it.
+        # No other rank may wait for this one.
         store.set(f"memory/{rank}", "none")
         raise
     for other in range(size):

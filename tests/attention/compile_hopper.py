@@ -19,12 +19,12 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from octavo.attention.hopper import decode as hopper_decode
-from octavo.attention.hopper import prefill as hopper_prefill
-from octavo.attention.hopper.pieces import Run
+from octavo.attention.hopper import tma_decode as hopper_decode
+from octavo.attention.hopper import tma_prefill as hopper_prefill
+from octavo.attention.hopper.decode_runs import Run
 from octavo.attention.hopper.pipe import Places
-from octavo.attention.hopper.queries import Gather
-from octavo.attention.hopper.shapes import (
+from octavo.attention.hopper.prefill_queries import Gather
+from octavo.attention.tilings.hopper import (
     BESIDE_SHAPE,
     DECODE_SHAPE,
     FEW_LEAVES_SHAPE,
@@ -33,7 +33,7 @@ from octavo.attention.hopper.shapes import (
     PROMPT_SHAPE,
     SHORT_SHAPE,
 )
-from octavo.attention.triton.arguments import Cache, Queries, Score, Shape
+from octavo.attention.triton.kernel_call import Cache, Queries, Score, Shape
 
 HEAD_DIM, GROUP, KV_HEADS = 128, 2, 8
 SCORE = Score("fp32", 0, 0.0, None, None, None)
@@ -148,7 +148,7 @@ def compile_decode(tile, block_size=128, *, begins=False):
         ),
     ]
     options = {"num_warps": 1, "maxnreg": tile.max_registers, "launch_pdl": True}
-    return compile_kernel(hopper_decode._attend_thin_kernel, arguments, **options)
+    return compile_kernel(hopper_decode._attend_decode_kernel, arguments, **options)
 
 
 def compile_nodes(tile, gather, block_size=128, *, begins=False):

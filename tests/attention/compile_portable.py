@@ -16,11 +16,17 @@ import triton.language as tl
 from compile_hopper import CACHE, VARYING, compile_kernel
 from triton.compiler import ASTSource
 
-from octavo.attention.step import alone
-from octavo.attention.step.token import Rotation
-from octavo.attention.triton import decode, prefill, store, uniform, units
-from octavo.attention.triton.arguments import Queries, Score, Shape
-from octavo.attention.triton.shapes import ONE_BLOCK, alone_shape, fat_shape, padded_head_dim, thin_shape
+from octavo.attention.step import fused_decode
+from octavo.attention.step.fused_token import Rotation
+from octavo.attention.tilings.portable import (
+    ONE_BLOCK,
+    decode_shape,
+    fused_shape,
+    padded_head_dim,
+    prefill_shape,
+)
+from octavo.attention.triton import paged_decode, paged_prefill, step_map, store, uniform_map
+from octavo.attention.triton.kernel_call import Queries, Score, Shape
 
 sys.path.append(str(Path(__file__).parents[1] / "ops"))
 
@@ -62,8 +68,8 @@ def compile_attention(score=PLAIN, *, cache=CACHE, parts=1, **shape):
     """The decode kernel and the prefill kernel."""
     dtype = torch.float8_e4m3fn if cache is PAIRS else torch.bfloat16
     dim = padded_head_dim(max(shape.get("dims", (128, 128))))
-    thin = thin_shape(GROUP, dim, dtype)
-    fat = fat_shape(GROUP, dim, torch.float16 if cache is PAIRS else dtype)
+    thin = decode_shape(GROUP, dim, dtype)
+    fat = prefill_shape(GROUP, dim, torch.float16 if cache is PAIRS else dtype)
     partials = {"units": "*i32", "partial_out": "*fp32", "partial_lse": "*fp32", "num_rows": "i32"}
     common = {"queries": QUERIES, "cache": cache, "score": score, **partials}
     runs = {"schedule": "*i32", "arrivals": "*i32", "cu_seqlens_q": "*i32", "num_sequences": "i32"}
@@ -71,8 +77,8 @@ def compile_attention(score=PLAIN, *, cache=CACHE, parts=1, **shape):
     thin_arguments.update(EARLY=False, KEYS_ARE_OLD=True)
     fat_arguments = {**common, "shape": shape_of(fat, **shape), "NUM_PARTS": parts}
     return {
-        "decode": compile_by_name(decode._attend_thin_kernel, thin_arguments, thin),
-        "prefill": compile_by_name(prefill._attend_fat_kernel, fat_arguments, fat),
+        "decode": compile_by_name(paged_decode._attend_decode_kernel, thin_arguments, thin),
+        "prefill": compile_by_name(paged_prefill._attend_prefill_kernel, fat_arguments, fat),
     }
 
 
@@ -83,7 +89,7 @@ def compile_list(integers):
     tensors = dict.fromkeys(("units", "count", "positions", "first_keys", "shifted"), "*i32")
     tiles = {"TILE_TOKENS": 8, "PADDED_TOKENS": 8, "PADDED_SEQUENCES": 64}
     lengths = {"cu_seqlens_q": integers, "seq_lens": integers}
-    return compile_by_name(units.list_units_kernel, {**sizes, **tensors, **tiles, **lengths})
+    return compile_by_name(step_map.list_units_kernel, {**sizes, **tensors, **tiles, **lengths})
 
 
 def compile_plan(integers, *, thin, begins):
@@ -94,11 +100,11 @@ def compile_plan(integers, *, thin, begins):
         "TILE_TOKENS": 8,
         "KEYS": 32,
         "PADDED_SEQUENCES": 1024,
-        "ABREAST": 256,
+        "CHUNK": 256,
         "MOST_PIECES": 16,
     }
-    lengths = {"seq_lens": integers, "first_keys": "*i32" if begins else None, "THIN": thin}
-    return compile_by_name(uniform._plan_kernel, {**sizes, **tensors, **tiles, **lengths})
+    lengths = {"seq_lens": integers, "first_keys": "*i32" if begins else None, "DECODE": thin}
+    return compile_by_name(uniform_map._map_kernel, {**sizes, **tensors, **tiles, **lengths})
 
 
 def compile_store():
@@ -118,14 +124,14 @@ def compile_store():
 def compile_alone(score=PLAIN, *, cache=CACHE, sinks=None, sequences=1, **shape):
     """The kernel for a step's only token, or for a few."""
     dtype = torch.float8_e4m3fn if cache is PAIRS else torch.bfloat16
-    tile = alone_shape(GROUP, padded_head_dim(shape.get("dims", (128, 128))[0]), dtype)
+    tile = fused_shape(GROUP, padded_head_dim(shape.get("dims", (128, 128))[0]), dtype)
     numbers = {
         "queries": QUERIES,
         "cache": cache,
         "score": score,
-        "step": alone.Step("*i32", "*i32", "*i64"),
+        "step": fused_decode.Step("*i32", "*i32", "*i64"),
         "rotation": Rotation("*fp32", "*fp32", "i32", "*fp32", "fp32"),
-        "pieces": alone.Pieces("*i32", "*fp32", "*fp32"),
+        "pieces": fused_decode.Pieces("*i32", "*fp32", "*fp32"),
         "sinks": sinks,
         "block_size": VARYING,
         "num_sequences": VARYING,
@@ -138,7 +144,7 @@ def compile_alone(score=PLAIN, *, cache=CACHE, sinks=None, sequences=1, **shape)
         "OVERLAP": True,
     }
     return compile_by_name(
-        alone._attend_alone_kernel, {**numbers, **constants, "shape": shape_of(tile, **shape)}, tile
+        fused_decode._attend_fused_kernel, {**numbers, **constants, "shape": shape_of(tile, **shape)}, tile
     )
 
 

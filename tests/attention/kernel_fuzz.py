@@ -31,12 +31,12 @@ from layer_fuzz import (
 from plan_damage import edited, edits, mixed_up, with_arrays
 
 from octavo.attention import ForestPlan, KVCache, merge, store_kv
-from octavo.attention.choice import choose_impl
-from octavo.attention.cpu.kernel import StoreCall, kernel_library
+from octavo.attention.cpu.c_calls import StoreCall, kernel_library
+from octavo.attention.implementations import choose_impl
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.rotary import Rotary
-from octavo.layers.steps.cpu import CpuStep
-from octavo.layers.steps.operators import OperatorStep
+from octavo.layers.steps.cpu_step import CpuStep
+from octavo.layers.steps.operator_step import OperatorStep
 
 
 def random_rows(pick, num_sequences, num_blocks):

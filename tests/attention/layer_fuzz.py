@@ -19,7 +19,7 @@ from octavo.layers.experts import ListedExperts
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.rotary import Rotary
 from octavo.layers.stack import make_stack
-from octavo.layers.steps.cpu import CpuStep
+from octavo.layers.steps.cpu_step import CpuStep
 from octavo.models.formats.gguf.blocks import blocks_of, quantised_of, read_as_stored
 from octavo.parallel import TensorParallel
 

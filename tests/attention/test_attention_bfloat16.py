@@ -5,7 +5,7 @@ import torch
 from attention_cases import ALWAYS_SHARE, Case, make_case, with_bfloat16_cache
 
 from octavo.attention import KVCache, available_impls, store_kv
-from octavo.attention.choice import choose_impl
+from octavo.attention.implementations import choose_impl
 from octavo.errors import ConfigError, InvalidArgumentError
 
 pytestmark = pytest.mark.skipif(

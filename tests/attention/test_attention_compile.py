@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.attention.cpu.kernel import ATTENTION
+from octavo.attention.cpu.c_calls import ATTENTION
 from octavo.kernels.c import compiler as cpu_compile
 from octavo.kernels.c.compiler import KernelUnavailableError, cache_folder, load_library, openmp_library
 
@@ -235,7 +235,7 @@ def test_without_a_compiler_torch_takes_over_with_one_warning(tmp_path):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_without_a_compiler_what_was_compiled_before_is_used(tmp_path):
     """As in an image that octavo compile has filled, and that has no compiler when it runs."""
-    script = "from octavo.attention.cpu import kernel; print(kernel.load_library(kernel.ATTENTION)._name)"
+    script = "from octavo.attention.cpu import c_calls; print(c_calls.load_library(c_calls.ATTENTION)._name)"
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     run = functools.partial(subprocess.run, capture_output=True, text=True, check=True)
     command = [sys.executable, "-c", script]

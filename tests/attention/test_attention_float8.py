@@ -7,7 +7,7 @@ import torch
 from attention_cases import make_case, make_float8_case
 
 from octavo.attention import KVCache, LayerCache, available_impls, paged_attention, store_kv
-from octavo.attention.float8 import FLOAT8
+from octavo.attention.cache import FLOAT8
 from octavo.errors import ConfigError, InvalidArgumentError
 
 SIZES = {"num_layers": 2, "num_blocks": 5, "block_size": 4, "num_kv_heads": 3, "head_dim": 6}

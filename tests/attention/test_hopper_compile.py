@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from compiled_figures import compiled_figures
 
-from octavo.attention.hopper.shapes import (
+from octavo.attention.tilings.hopper import (
     BESIDE_SHAPE,
     DECODE_SHAPE,
     FEW_LEAVES_SHAPE,

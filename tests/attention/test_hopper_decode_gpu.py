@@ -10,13 +10,13 @@ from test_triton_gpu import plain_torch
 from triton_cases import HAS_GPU, make_case, poisoned_memory, tl, to_device, triton
 
 from octavo.attention import KVCache, gpu_paged
-from octavo.attention.hopper import decode as hopper_decode
-from octavo.attention.hopper.shapes import FEW_LEAVES_SHAPE, LEAF_SHAPE
-from octavo.attention.options import ScoreOptions
-from octavo.attention.triton.arguments import make_call
+from octavo.attention.hopper import tma_decode as hopper_decode
+from octavo.attention.score_options import ScoreOptions
+from octavo.attention.tilings.hopper import FEW_LEAVES_SHAPE, LEAF_SHAPE
+from octavo.attention.triton.kernel_call import make_call
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.layer_options import LayerOptions
-from octavo.layers.steps.triton import TritonStep
+from octavo.layers.steps.gpu_step import TritonStep
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
 
@@ -40,13 +40,13 @@ def attend_twice(case, window):
     q = fused[..., 128:256].copy_(moved.q)
     layer = (q, moved.cache, moved.metadata, ScoreOptions(128**-0.5, window))
     with poisoned_memory():
-        step_map = gpu_paged.plan_step(q, moved.cache, moved.metadata, window)
+        step_map = gpu_paged.make_step_map(q, moved.cache, moved.metadata, window)
         results = [gpu_paged.attend_with_map(*layer, step_map) for _ in range(2)]
-    assert not step_map.thin.arrivals.any()
+    assert not step_map.decode.arrivals.any()
     tensors = (q, moved.cache, moved.metadata.positions, moved.metadata.block_table)
     call = make_call(*tensors, layer[-1], results[0])
     is_hopper = torch.cuda.get_device_capability()[0] == 9
-    assert (hopper_decode.unsupported_reason(call, step_map.thin) is None) == is_hopper
+    assert (hopper_decode.unsupported_reason(call, step_map.decode) is None) == is_hopper
     return results, step_map
 
 
@@ -147,7 +147,7 @@ def check_leaves(case, planned=None):
     step_map = check(replace(case, metadata=replace(case.metadata, work=forest)))
     if torch.cuda.get_device_capability()[0] == 9:
         many = case.q.shape[0] >= 128
-        assert step_map.thin.shape == (LEAF_SHAPE if many else FEW_LEAVES_SHAPE)
+        assert step_map.decode.shape == (LEAF_SHAPE if many else FEW_LEAVES_SHAPE)
     return plan
 
 

@@ -7,10 +7,10 @@ import torch
 from triton_cases import make_case, to_device
 
 from octavo.attention import KVCache
-from octavo.attention.hopper import caches, prefill
-from octavo.attention.options import ScoreOptions
-from octavo.attention.triton.arguments import constant, empty_results, make_call
-from octavo.attention.triton.shapes import TileShape
+from octavo.attention.hopper import pipe, tma_prefill
+from octavo.attention.score_options import ScoreOptions
+from octavo.attention.tilings.portable import TileShape
+from octavo.attention.triton.kernel_call import constant, empty_results, make_call
 from octavo.kernels.device import power_of_two
 
 TILE = TileShape(16, 32, 4, 2, 1)
@@ -61,7 +61,7 @@ def test_tables_of_any_width_have_one_kernel():
     rows = [made.cache.table_row for made in calls]
     assert [row != 1 and row % 16 != 0 for row in rows] == [True] * 4
     # Where a warp has too few registers for the shift, the kernel takes the stride itself.
-    parameters = {parameter.name: parameter for parameter in prefill._attend_kernel.params}
+    parameters = {parameter.name: parameter for parameter in tma_prefill._attend_kernel.params}
     assert parameters["table_row"].do_not_specialize
 
 
@@ -90,7 +90,7 @@ def test_a_descriptor_is_of_an_address_and_a_geometry():
 
     def describe(tensor, keys=64):
         geometry = (tensor.dtype, tensor.shape, tensor.stride(), keys)
-        return caches._describe(tensor.data_ptr(), *geometry)
+        return pipe._describe(tensor.data_ptr(), *geometry)
 
     descriptor, matrices = describe(k)
     assert describe(k)[0] is descriptor

@@ -5,10 +5,10 @@ import torch
 from triton_cases import assert_close, make_case, poisoned_memory, to_device
 
 from octavo.attention import LayerCache, gpu_paged
-from octavo.attention.hopper import prefill as hopper_prefill
-from octavo.attention.options import ScoreOptions
-from octavo.attention.triton.arguments import empty_results, make_call
-from octavo.attention.triton.step_map import plan_step
+from octavo.attention.hopper import tma_prefill as hopper_prefill
+from octavo.attention.score_options import ScoreOptions
+from octavo.attention.triton.kernel_call import empty_results, make_call
+from octavo.attention.triton.step_map import make_step_map
 
 
 def run_deterministic(case, *, scale=None, **options):
@@ -16,7 +16,7 @@ def run_deterministic(case, *, scale=None, **options):
     moved = to_device(case)
     scores = ScoreOptions(case.q.shape[-1] ** -0.5 if scale is None else scale, **options)
     with poisoned_memory():
-        step_map = gpu_paged.plan_step(
+        step_map = gpu_paged.make_step_map(
             moved.q, moved.cache, moved.metadata, scores.window, deterministic=True
         )
         out, lse = gpu_paged.attend_with_map(moved.q, moved.cache, moved.metadata, scores, step_map)
@@ -46,11 +46,11 @@ def test_groups_that_do_not_divide_a_tile(shape):
 def test_all_tokens_are_in_units_of_one_class_whose_keys_are_masked_in_one_loop(window):
     query_lens = [130, 1, 70, 9]
     moved = to_device(make_case([1500, 90, 150, 64], query_lens))
-    made = gpu_paged.plan_step(moved.q, moved.cache, moved.metadata, window, deterministic=True)
-    assert made.thin is None
+    made = gpu_paged.make_step_map(moved.q, moved.cache, moved.metadata, window, deterministic=True)
+    assert made.decode is None
     assert made.forest is None
-    assert made.fat.num_parts == 1
-    units = [unit for unit in made.fat.units.tolist() if unit[2] > 0]
+    assert made.prefill.num_parts == 1
+    units = [unit for unit in made.prefill.units.tolist() if unit[2] > 0]
     assert sum(unit[2] for unit in units) == sum(query_lens)
     assert {unit[0] for unit in units} == {0, 1, 2, 3}
     assert all(unit[5] == unit[6] == 0 for unit in units)
@@ -59,7 +59,7 @@ def test_all_tokens_are_in_units_of_one_class_whose_keys_are_masked_in_one_loop(
 def test_large_groups_do_not_take_the_hopper_kernel():
     """Its tile has 128 rows, as has that of more than 64 heads."""
     moved = to_device(make_case([100], [3], heads=128, kv_heads=1, head_dim=64, block_size=64))
-    work = plan_step(
+    work = make_step_map(
         moved.metadata,
         num_tokens=3,
         num_heads=128,
@@ -67,7 +67,7 @@ def test_large_groups_do_not_take_the_hopper_kernel():
         head_dim=64,
         dtype=torch.bfloat16,
         deterministic=True,
-    ).fat
+    ).prefill
     assert work.shape.rows == 128
     q, cache = moved.q.bfloat16(), moved.k_cache.bfloat16()
     tables = (moved.metadata.positions, moved.metadata.block_table)

@@ -9,7 +9,7 @@ from test_triton_gpu import plain_torch
 from triton_cases import HAS_GPU, make_case, to_device
 
 from octavo.attention import AttentionMetadata, gpu_paged
-from octavo.attention.options import ScoreOptions
+from octavo.attention.score_options import ScoreOptions
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
 SEQ_LENS = [700, 64, 1, 333]
@@ -38,7 +38,7 @@ def attend(moved, parts, scores):
         max_seq_len=max(end for *_, end in parts),
     )
     q = moved.q[rows.to(device)]
-    step_map = gpu_paged.plan_step(q, moved.cache, metadata, scores.window, deterministic=True)
+    step_map = gpu_paged.make_step_map(q, moved.cache, metadata, scores.window, deterministic=True)
     return gpu_paged.attend_with_map(q, moved.cache, metadata, scores, step_map)
 
 
@@ -86,7 +86,7 @@ def test_replays_in_a_cuda_graph_with_other_lengths():
     scores = ScoreOptions(0.125)
 
     def step():
-        step_map = gpu_paged.plan_step(moved.q, moved.cache, moved.metadata, deterministic=True)
+        step_map = gpu_paged.make_step_map(moved.q, moved.cache, moved.metadata, deterministic=True)
         return gpu_paged.attend_with_map(moved.q, moved.cache, moved.metadata, scores, step_map)
 
     step()

@@ -8,8 +8,8 @@ from attention_cases import make_float8_case
 from triton_cases import DEVICE, assert_close, poisoned_memory, run, to_device
 
 from octavo.attention import KVCache, LayerCache, gpu_paged
-from octavo.attention.float8 import FLOAT8
-from octavo.attention.options import ScoreOptions
+from octavo.attention.cache import FLOAT8
+from octavo.attention.score_options import ScoreOptions
 from octavo.errors import InvalidArgumentError
 
 

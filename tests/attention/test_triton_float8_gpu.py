@@ -8,10 +8,10 @@ from attention_cases import make_float8_case
 from triton_cases import HAS_GPU, call_of, run, to_device, triton
 
 from octavo.attention import LayerCache, gpu_paged
-from octavo.attention.float8 import FLOAT8
-from octavo.attention.hopper import prefill as hopper_prefill
-from octavo.attention.options import ScoreOptions
-from octavo.attention.triton.float8 import unpack
+from octavo.attention.cache import FLOAT8
+from octavo.attention.hopper import tma_prefill as hopper_prefill
+from octavo.attention.score_options import ScoreOptions
+from octavo.attention.triton.float8_pairs import unpack
 
 tl = triton.language
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
@@ -78,7 +78,7 @@ def test_mixed_batch_takes_the_portable_kernel(dtype, block_size, head_dim):
     query_lens = [200, 100, 1, 130, 33, 40, 1, 128] + [36] * 24
     case = check(seq_lens, query_lens, heads=8, head_dim=head_dim, block_size=block_size, dtype=dtype)
     moved = to_device(case)
-    fat = gpu_paged.plan_step(moved.q, moved.cache, moved.metadata).fat
+    fat = gpu_paged.make_step_map(moved.q, moved.cache, moved.metadata).prefill
     assert fat is not None
     assert hopper_prefill.unsupported_reason(call_of(moved), fat) is not None
 

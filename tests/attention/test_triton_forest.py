@@ -56,10 +56,10 @@ def test_first_keys_and_shared_ones_are_refused():
 
 def test_extend_with_keys_in_parts(monkeypatch):
     """Few tiles on many multiprocessors: only the first part of a tile's keys begins with its ancestors."""
-    monkeypatch.setattr("octavo.attention.choice.num_multiprocessors", lambda device: 24)
-    monkeypatch.setattr("octavo.attention.triton.tilings._MIN_SPLIT_KEYS", 32)
+    monkeypatch.setattr("octavo.attention.tilings.step_tiles.num_multiprocessors", lambda device: 24)
+    monkeypatch.setattr("octavo.attention.tilings.step_tiles._MIN_SPLIT_KEYS", 32)
     case = shared_case([3, 18, 1, 7, 2])
-    assert make_map(to_device(case)).fat.num_parts > 1
+    assert make_map(to_device(case)).prefill.num_parts > 1
     check(case)
 
 

@@ -7,9 +7,9 @@ import torch
 from test_triton_gpu import plain_torch
 from triton_cases import DEVICE, HAS_GPU, make_case, to_device
 
-from octavo.attention import DeviceForest, LayerCache, choice, gpu_paged
-from octavo.attention.hopper import prefill as hopper_prefill
-from octavo.attention.options import ScoreOptions
+from octavo.attention import DeviceForest, LayerCache, gpu_paged
+from octavo.attention.hopper import tma_prefill as hopper_prefill
+from octavo.attention.score_options import ScoreOptions
 from octavo.attention.triton import nodes as triton_nodes
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
@@ -84,7 +84,7 @@ def node_results(case, plan, forest):
     options = ScoreOptions(case.q.shape[2] ** -0.5)
     caches = (moved.q, moved.cache)
     call = triton_nodes.node_call(*caches, moved.metadata.positions, options, forest)
-    choice.attend_fat_nodes(call, forest, decodes=case.metadata.max_query_len == 1)
+    gpu_paged.attend_fat_nodes(call, forest, decodes=case.metadata.max_query_len == 1)
     if forest.has_thin_units:
         triton_nodes.attend_thin_nodes(call, forest)
     results = (x[: plan.num_partials].cpu() for x in (forest.partial_out, forest.partial_lse))

@@ -17,12 +17,12 @@ from octavo.attention import (
     gpu_paged,
     paged_attention,
 )
-from octavo.attention.options import ScoreOptions
+from octavo.attention.score_options import ScoreOptions
 from octavo.attention.triton import nodes as triton_nodes
 from octavo.errors import InvalidArgumentError
 from octavo.layers.layer_options import LayerOptions
-from octavo.layers.steps.operators import OperatorStep
-from octavo.layers.steps.triton import TritonStep
+from octavo.layers.steps.gpu_step import TritonStep
+from octavo.layers.steps.operator_step import OperatorStep
 
 
 def test_a_window_takes_the_flat_path():
@@ -92,7 +92,7 @@ def test_uploads_replace_each_other():
 )
 def test_units_are_half_as_large_on_hopper_while_sequences_decode(monkeypatch, query_lens, rows):
     """One warpgroup's rows, which leaves room for the leaves."""
-    monkeypatch.setattr("octavo.attention.hopper.shapes.unsupported_reason", lambda *args, **kwargs: None)
+    monkeypatch.setattr("octavo.attention.tilings.hopper.unsupported_reason", lambda *args, **kwargs: None)
     case = shared_case(query_lens, heads=32, kv_heads=1)
     forest, plan = make_forest(case, thin=None, fat=None)
     assert forest.fat_tile(decodes=rows == 64).rows == rows
@@ -141,7 +141,7 @@ def test_attends_in_one_call(impl, monkeypatch):
 def test_attends_over_a_float8_cache_in_one_call(impl, monkeypatch):
     monkeypatch.setattr("octavo.attention.plan.device_forest._LAUNCH_BYTES", 0)
     # The interpreter alone has no float8; triton_cases gives it some.
-    for module in ("forest_attention", "choice"):
+    for module in ("interface", "implementations"):
         monkeypatch.setattr(sys.modules[f"octavo.attention.{module}"], "choose_impl", lambda impl, *_: impl)
     case, scales = make_float8_case(*TWELVE, rows=ROWS_OF_TWELVE, block_size=16)
     moved = to_device(case)

@@ -8,8 +8,8 @@ import torch
 from triton_cases import HAS_GPU, call_of, make_case, poisoned_memory, run, to_device
 
 from octavo.attention import AttentionMetadata, LayerCache, gpu_paged
-from octavo.attention.hopper import prefill as hopper_prefill
-from octavo.attention.options import ScoreOptions
+from octavo.attention.hopper import tma_prefill as hopper_prefill
+from octavo.attention.score_options import ScoreOptions
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
 
@@ -66,7 +66,7 @@ def test_mixed_batch(dtype, block_size, head_dim):
     case = make_case(seq_lens, query_lens, heads=8, head_dim=head_dim, block_size=block_size, dtype=dtype)
     assert_within_twice_plain_torch(case)
     moved = to_device(case)
-    fat = gpu_paged.plan_step(moved.q, moved.cache, moved.metadata).fat
+    fat = gpu_paged.make_step_map(moved.q, moved.cache, moved.metadata).prefill
     is_taken = hopper_prefill.unsupported_reason(call_of(moved), fat) is None
     is_hopper = torch.cuda.get_device_capability()[0] == 9
     assert is_taken == (is_hopper and block_size % 16 == 0)

@@ -7,7 +7,7 @@ import torch
 from triton_cases import DEVICE, assert_close, check, make_case, poisoned_memory, run, to_device
 
 from octavo.attention import KVCache, gpu_paged
-from octavo.attention.options import ScoreOptions
+from octavo.attention.score_options import ScoreOptions
 from octavo.errors import InvalidArgumentError
 
 
@@ -121,11 +121,11 @@ def test_one_step_map_serves_many_layers():
     """The map's arrival counters are as before after each call, whoever merged last."""
     moved = to_device(make_case([500, 3, 260], [1, 1, 1]))
     options = ScoreOptions(0.25)
-    step_map = gpu_paged.plan_step(moved.q, moved.cache, moved.metadata)
+    step_map = gpu_paged.make_step_map(moved.q, moved.cache, moved.metadata)
     results = [
         gpu_paged.attend_with_map(moved.q, moved.cache, moved.metadata, options, step_map) for _ in range(3)
     ]
-    assert not step_map.thin.arrivals.any()
+    assert not step_map.decode.arrivals.any()
     for out, lse in results[1:]:
         assert torch.equal(out, results[0][0])
         assert torch.equal(lse, results[0][1])
@@ -133,13 +133,13 @@ def test_one_step_map_serves_many_layers():
 
 def test_parts_of_a_step_with_room_for_many_more_sequences(monkeypatch):
     """Units without tokens, as padded steps have, and rows of tiles that do not exist: the same bits."""
-    monkeypatch.setattr("octavo.attention.choice.num_multiprocessors", lambda device: 4)
+    monkeypatch.setattr("octavo.attention.tilings.step_tiles.num_multiprocessors", lambda device: 4)
     room = [0] * 24
     case = make_case([600, 300], [9, 70])
     padded = make_case([600, 300, *room], [9, 70, *room])
     assert torch.equal(padded.q, case.q)
     moved = to_device(padded)
-    fat = gpu_paged.plan_step(moved.q, moved.cache, moved.metadata).fat
+    fat = gpu_paged.make_step_map(moved.q, moved.cache, moved.metadata).prefill
     assert fat.num_parts > 1
     assert int(fat.count) < fat.units.shape[0] < 24
     results = run(case)
@@ -150,7 +150,7 @@ def test_parts_of_a_step_with_room_for_many_more_sequences(monkeypatch):
 def test_refuses_a_map_for_another_window_and_a_scale_that_is_not_positive():
     moved = to_device(make_case([20], [1]))
     arguments = (moved.q, moved.cache, moved.metadata)
-    step_map = gpu_paged.plan_step(moved.q, moved.cache, moved.metadata, 8)
+    step_map = gpu_paged.make_step_map(moved.q, moved.cache, moved.metadata, 8)
     with pytest.raises(InvalidArgumentError, match="map is for window 8"):
         gpu_paged.attend_with_map(*arguments, ScoreOptions(1.0), step_map)
     with pytest.raises(InvalidArgumentError, match="positive scale"):

@@ -9,7 +9,7 @@ from fewer import fewer
 from triton_cases import DEVICE, assert_close, check, make_case, poisoned_memory, run, to_device
 
 from octavo.attention import LayerCache, gpu_paged
-from octavo.attention.options import ScoreOptions
+from octavo.attention.score_options import ScoreOptions
 from octavo.errors import InvalidArgumentError
 
 QUERY_LENS = [[1, 1, 1], [3, 60, 90]]
@@ -104,9 +104,9 @@ def test_scales_by_sequence(query_lens):
 def test_keys_are_read_in_as_many_parts_as_asked_for(seq_lens, query_lens, num_splits):
     check(seq_lens, query_lens, num_splits=num_splits, right=2)
     moved = to_device(make_case(seq_lens, query_lens))
-    made = gpu_paged.plan_step(moved.q, moved.cache, moved.metadata, num_splits=num_splits)
-    assert made.thin is None
-    assert made.fat.num_parts == min(num_splits, -(-300 // made.fat.shape.keys))
+    made = gpu_paged.make_step_map(moved.q, moved.cache, moved.metadata, num_splits=num_splits)
+    assert made.decode is None
+    assert made.prefill.num_parts == min(num_splits, -(-300 // made.prefill.shape.keys))
 
 
 def test_splits_leave_no_row_unwritten():
@@ -139,10 +139,12 @@ def test_one_part_has_the_same_bits_beside_other_sequences():
 
 def test_full_tiles_of_tokens_that_see_all_keys_need_no_mask():
     moved = to_device(make_case([300], [130]))
-    units = gpu_paged.plan_step(moved.q, moved.cache, moved.metadata, right=None).fat.units.tolist()
+    units = gpu_paged.make_step_map(moved.q, moved.cache, moved.metadata, right=None).prefill.units.tolist()
     assert {tuple(unit[3:7]) for unit in units if unit[2] > 0} == {(0, 300, 0, 300)}
     begins = to_device(make_case([300], [130], kv_begin=[70]))
-    units = gpu_paged.plan_step(begins.q, begins.cache, begins.metadata, right=None).fat.units.tolist()
+    units = gpu_paged.make_step_map(
+        begins.q, begins.cache, begins.metadata, right=None
+    ).prefill.units.tolist()
     assert {tuple(unit[3:7]) for unit in units if unit[2] > 0} == {(70, 300, 70, 300)}
 
 
@@ -184,7 +186,7 @@ def test_what_a_forest_cannot_share_is_refused():
 
 def test_a_map_for_other_keys_after_the_query_is_refused():
     moved = to_device(make_case([20], [1]))
-    step_map = gpu_paged.plan_step(moved.q, moved.cache, moved.metadata)
+    step_map = gpu_paged.make_step_map(moved.q, moved.cache, moved.metadata)
     with pytest.raises(InvalidArgumentError, match="right 0, this layer has None and None"):
         gpu_paged.attend_with_map(
             moved.q, moved.cache, moved.metadata, ScoreOptions(1.0, right=None), step_map

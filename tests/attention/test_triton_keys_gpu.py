@@ -7,10 +7,10 @@ import torch
 from triton_cases import DEVICE, HAS_GPU, make_case, poisoned_memory, run, to_device
 
 from octavo.attention import LayerCache, gpu_paged, store_kv, uniform_attention_with_lse
-from octavo.attention.hopper import decode as hopper_decode
-from octavo.attention.hopper import prefill as hopper_prefill
-from octavo.attention.options import ScoreOptions
-from octavo.attention.triton.arguments import empty_results, make_call
+from octavo.attention.hopper import tma_decode as hopper_decode
+from octavo.attention.hopper import tma_prefill as hopper_prefill
+from octavo.attention.score_options import ScoreOptions
+from octavo.attention.triton.kernel_call import empty_results, make_call
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
 
@@ -33,15 +33,15 @@ def assert_hopper(case, **options):
     """Hopper's kernels take the call."""
     moved, scores = to_device(case), ScoreOptions(0.1, **options)
     metadata = moved.metadata
-    made = gpu_paged.plan_step(moved.q, moved.cache, metadata, scores.window, right=scores.right)
+    made = gpu_paged.make_step_map(moved.q, moved.cache, metadata, scores.window, right=scores.right)
     call = make_call(
         *(moved.q, moved.cache, made.positions, metadata.block_table, scores, empty_results(moved.q)),
         begins=metadata.kv_begin is not None,
         one_block=gpu_paged.is_one_block(metadata),
     )
-    reasons = [hopper_decode.unsupported_reason(call, made.thin)]
-    if made.fat is not None and made.fat.num_parts == 1:
-        reasons.append(hopper_prefill.unsupported_reason(call, made.fat))
+    reasons = [hopper_decode.unsupported_reason(call, made.decode)]
+    if made.prefill is not None and made.prefill.num_parts == 1:
+        reasons.append(hopper_prefill.unsupported_reason(call, made.prefill))
     assert reasons == [None] * len(reasons) or torch.cuda.get_device_capability()[0] != 9
 
 

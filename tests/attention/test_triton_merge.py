@@ -9,7 +9,7 @@ from triton_cases import DEVICE, HAS_GPU, poisoned_memory
 from octavo.attention import DeviceForest, merge
 from octavo.attention.triton.nodes import merge_nodes
 
-# Partial results of each token; ABREAST of them are loaded side by side.
+# Partial results of each token; a CHUNK of them are loaded side by side.
 COUNTS = [0, 9, 1, 4, 0, 5, 8, 2, 3, 7, 6, 1]
 DEAD = [3, 4, 7]
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from triton_cases import DEVICE, make_case, poisoned_memory, tl, to_device, triton
 
-from octavo.attention import choice
-from octavo.attention.choice import decode_tile, prompt_tile
-from octavo.attention.hopper import shapes as hopper_shapes
-from octavo.attention.hopper.shapes import (
+from octavo.attention.score_options import ScoreOptions
+from octavo.attention.tilings import hopper as hopper_shapes
+from octavo.attention.tilings import step_tiles
+from octavo.attention.tilings.hopper import (
     DECODE_SHAPE,
     FEW_LEAVES_SHAPE,
     LEAF_SHAPE,
@@ -17,17 +17,17 @@ from octavo.attention.hopper.shapes import (
     PROMPT_SHAPE,
     SHORT_SHAPE,
 )
-from octavo.attention.options import ScoreOptions
-from octavo.attention.triton.decode import partial_id
-from octavo.attention.triton.shapes import TileShape, fat_shape, thin_shape
-from octavo.attention.triton.step_map import plan_step
-from octavo.attention.triton.uniform import plan_uniform
+from octavo.attention.tilings.portable import TileShape, decode_shape, prefill_shape
+from octavo.attention.tilings.step_tiles import decode_tile, prompt_tile
+from octavo.attention.triton.paged_decode import partial_id
+from octavo.attention.triton.step_map import make_step_map
+from octavo.attention.triton.uniform_map import make_uniform_map
 
 
 def step_map(seq_lens, query_lens, **options):
     moved = to_device(make_case(seq_lens, query_lens))
     with poisoned_memory():
-        return plan_step(
+        return make_step_map(
             moved.metadata,
             num_tokens=moved.q.shape[0],
             num_heads=4,
@@ -44,7 +44,7 @@ def live(units):
 
 def test_programs_get_equal_runs_that_cover_all_tiles():
     shape = TileShape(rows=16, keys=16, num_warps=4, num_stages=2, programs_per_multiprocessor=3)
-    thin = step_map([100, 0, 17, 16, 300], [1, 1, 0, 2, 1], thin=shape).thin
+    thin = step_map([100, 0, 17, 16, 300], [1, 1, 0, 2, 1], decode=shape).decode
     # Tiles of 16 keys, twice for two kv heads; an empty sequence is no work.
     tiles = [7, 0, 1, 19]
     assert [unit[0] for unit in live(thin.units)] == [0, 1, 3, 4]
@@ -65,8 +65,8 @@ def test_units_cover_each_token_once_with_the_keys_it_sees(window):
     made = step_map(seq_lens, query_lens, window=window)
     begins = torch.tensor([0, *query_lens]).cumsum(0).tolist()
     tokens = Counter()
-    for row, token, count, kv_begin, kv_end, full_begin, full_end, _ in live(made.thin.units) + live(
-        made.fat.units
+    for row, token, count, kv_begin, kv_end, full_begin, full_end, _ in live(made.decode.units) + live(
+        made.prefill.units
     ):
         tokens.update(range(token, token + count))
         assert begins[row] <= token < token + count <= begins[row + 1]
@@ -86,21 +86,21 @@ def test_units_cover_each_token_once_with_the_keys_it_sees(window):
 def test_classes_split_by_query_length():
     """8 tokens of 2 heads fill 16 rows: longer queries are fat."""
     made = step_map([100, 100, 100], [8, 9, 1])
-    assert [unit[0] for unit in live(made.thin.units)] == [0, 2]
-    assert {unit[0] for unit in live(made.fat.units)} == {1}
-    assert step_map([100, 100], [8, 1]).fat is None
+    assert [unit[0] for unit in live(made.decode.units)] == [0, 2]
+    assert {unit[0] for unit in live(made.prefill.units)} == {1}
+    assert step_map([100, 100], [8, 1]).prefill is None
 
 
 def test_few_fat_units_share_their_keys_among_programs():
-    assert step_map([1500], [9], fat=TileShape(64, 16, 4, 2, 4)).fat.num_parts == 2
-    assert step_map([400], [9], fat=TileShape(64, 16, 4, 2, 4)).fat.num_parts == 1
+    assert step_map([1500], [9], prefill=TileShape(64, 16, 4, 2, 4)).prefill.num_parts == 2
+    assert step_map([400], [9], prefill=TileShape(64, 16, 4, 2, 4)).prefill.num_parts == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("padded_dim", [16, 64, 128, 256])
 @pytest.mark.parametrize("group", [1, 5, 71, 200])
 def test_shapes_are_powers_of_two_and_fit_shared_memory(dtype, padded_dim, group):
-    for shape in (thin_shape(group, padded_dim, dtype), fat_shape(group, padded_dim, dtype)):
+    for shape in (decode_shape(group, padded_dim, dtype), prefill_shape(group, padded_dim, dtype)):
         assert shape.rows >= max(16, group)
         assert shape.keys >= 16
         assert shape.rows & (shape.rows - 1) == shape.keys & (shape.keys - 1) == 0
@@ -161,14 +161,14 @@ def test_hopper_gpus_decode_by_their_own_tiles(monkeypatch, changes, expected):
 def test_what_the_copy_engine_cannot_take_is_decoded_by_portable_tiles(monkeypatch, changes, shares):
     case = HOPPER_CASE | {"num_sequences": 200, "shares": shares} | changes
     padded_dim = {80: 128}.get(case["head_dim"], case["head_dim"])
-    portable = thin_shape(case["group"], padded_dim, case["dtype"], is_alone=case["num_sequences"] == 1)
+    portable = decode_shape(case["group"], padded_dim, case["dtype"], is_alone=case["num_sequences"] == 1)
     assert chosen_shape(monkeypatch, 9, **case) == portable
     assert portable not in (DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE)
 
 
 @pytest.mark.parametrize("generation", [0, 8, 10])
 def test_other_gpus_decode_by_portable_tiles(monkeypatch, generation):
-    assert chosen_shape(monkeypatch, generation) == thin_shape(4, 128, torch.bfloat16)
+    assert chosen_shape(monkeypatch, generation) == decode_shape(4, 128, torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_only_much_work_takes_prompts_in_large_tiles(monkeypatch, num_tokens, le
     monkeypatch.setattr(hopper_shapes, "nvidia_generation", lambda device: 9)
     monkeypatch.setattr(hopper_shapes, "num_multiprocessors", lambda device: 132)
     monkeypatch.setattr(hopper_shapes, "unsupported_reason", hopper_shapes.unsupported_reason.__wrapped__)
-    portable = fat_shape(2, 128, torch.bfloat16)
+    portable = prefill_shape(2, 128, torch.bfloat16)
     rows = {"num_rows": num_tokens * 16, "portable": portable}
     units = prompt_tile(torch.device("cuda"), 2, 128, torch.bfloat16, 64, **rows)
     device = torch.device("cuda")
@@ -202,19 +202,19 @@ def test_units_are_small_only_where_they_are_left_whole(monkeypatch, query_len, 
     """By either planner; parts of a few units' keys are for the portable kernel, in its own tiling."""
     monkeypatch.setattr(hopper_shapes, "nvidia_generation", lambda device: 9)
     monkeypatch.setattr(hopper_shapes, "unsupported_reason", hopper_shapes.unsupported_reason.__wrapped__)
-    for module in (choice, hopper_shapes):
+    for module in (step_tiles, hopper_shapes):
         monkeypatch.setattr(module, "num_multiprocessors", lambda device: 132)
     case = to_device(make_case([5000], [query_len], heads=16, kv_heads=8, head_dim=128, block_size=64))
     metadata = case.metadata
     sizes = {"num_heads": 16, "num_kv_heads": 8, "head_dim": 128, "dtype": torch.bfloat16, "block_size": 64}
-    ragged = plan_step(metadata, num_tokens=query_len, **sizes).fat
-    uniform, _ = plan_uniform(
+    ragged = make_step_map(metadata, num_tokens=query_len, **sizes).prefill
+    uniform, _ = make_uniform_map(
         metadata.seq_lens, None, query_len=query_len, max_seq_len=5000, value_dim=128,
         cache_dtype=torch.bfloat16, options=ScoreOptions(1.0), **sizes,
     )  # fmt: skip
-    for work in (ragged, uniform.fat):
+    for work in (ragged, uniform.prefill):
         assert work.num_parts == num_parts
-        assert work.shape == (SHORT_SHAPE if num_parts == 1 else fat_shape(2, 128, torch.bfloat16))
+        assert work.shape == (SHORT_SHAPE if num_parts == 1 else prefill_shape(2, 128, torch.bfloat16))
         counts = [unit[2] for unit in live(work.units)]
         assert sum(counts) == query_len
         assert max(counts) == work.shape.rows // 2

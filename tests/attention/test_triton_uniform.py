@@ -10,15 +10,15 @@ from triton_cases import DEVICE, make_case, poisoned_memory, to_device
 
 from octavo.attention import gpu_paged, uniform_attention_with_lse
 from octavo.attention.metadata import AttentionMetadata
-from octavo.attention.options import ScoreOptions
-from octavo.attention.triton import uniform
+from octavo.attention.score_options import ScoreOptions
+from octavo.attention.triton import uniform_map
 from octavo.errors import InvalidArgumentError
 
 
 def plan(moved, query_len, options, num_splits=0):
     sizes = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "value_dim": 16, "block_size": 16}
     with poisoned_memory():
-        return uniform.plan_uniform(
+        return uniform_map.make_uniform_map(
             moved.metadata.seq_lens,
             moved.metadata.kv_begin,
             query_len=query_len,
@@ -48,21 +48,23 @@ def test_the_map_is_the_same(query_len, kv_begin, options, lens_dtype):
     case = replace(case, metadata=replace(case.metadata, seq_lens=case.metadata.seq_lens.to(lens_dtype)))
     moved = to_device(case)
     made, cu_seqlens_q = plan(moved, query_len, options)
-    expected = gpu_paged.plan_step(moved.q, moved.cache, moved.metadata, options.window, right=options.right)
+    expected = gpu_paged.make_step_map(
+        moved.q, moved.cache, moved.metadata, options.window, right=options.right
+    )
     assert torch.equal(cu_seqlens_q, moved.metadata.cu_seqlens_q)
     assert torch.equal(made.positions, expected.positions)
-    if expected.fat is None:
-        assert made.fat is None
-        assert torch.equal(made.thin.units, expected.thin.units)
-        assert torch.equal(made.thin.schedule, expected.thin.schedule)
-        assert torch.equal(made.thin.arrivals, expected.thin.arrivals)
-        assert made.thin.partial_out.shape == expected.thin.partial_out.shape
-        assert made.thin.shape == expected.thin.shape
+    if expected.prefill is None:
+        assert made.prefill is None
+        assert torch.equal(made.decode.units, expected.decode.units)
+        assert torch.equal(made.decode.schedule, expected.decode.schedule)
+        assert torch.equal(made.decode.arrivals, expected.decode.arrivals)
+        assert made.decode.partial_out.shape == expected.decode.partial_out.shape
+        assert made.decode.shape == expected.decode.shape
     else:
-        assert made.thin is None
-        used = expected.fat.units[expected.fat.units[:, 2] > 0]
-        assert torch.equal(made.fat.units[:, :7], used[:, :7])
-        assert made.fat.shape == expected.fat.shape
+        assert made.decode is None
+        used = expected.prefill.units[expected.prefill.units[:, 2] > 0]
+        assert torch.equal(made.prefill.units[:, :7], used[:, :7])
+        assert made.prefill.shape == expected.prefill.shape
 
 
 def test_a_batch_of_the_largest_size():
@@ -79,11 +81,11 @@ def test_a_batch_of_the_largest_size():
     )
     moved = replace(moved, metadata=metadata, q=moved.q.expand(1024, -1, -1))
     made, cu_seqlens_q = plan(moved, 1, ScoreOptions(1.0))
-    expected = gpu_paged.plan_step(moved.q, moved.cache, metadata)
+    expected = gpu_paged.make_step_map(moved.q, moved.cache, metadata)
     assert torch.equal(cu_seqlens_q, metadata.cu_seqlens_q)
-    assert torch.equal(made.thin.units, expected.thin.units)
-    assert torch.equal(made.thin.schedule, expected.thin.schedule)
-    assert not made.thin.arrivals.any()
+    assert torch.equal(made.decode.units, expected.decode.units)
+    assert torch.equal(made.decode.schedule, expected.decode.schedule)
+    assert not made.decode.arrivals.any()
 
 
 @pytest.mark.parametrize("impl", [*KERNELS, "triton"])

@@ -17,9 +17,9 @@ tl = triton.language
 from attention_cases import assert_error, dense_oracle, finite_max, make_case  # noqa: E402
 
 from octavo.attention import LayerCache, gpu_paged  # noqa: E402
-from octavo.attention.options import ScoreOptions  # noqa: E402
-from octavo.attention.triton import float8 as triton_float8  # noqa: E402
-from octavo.attention.triton.arguments import empty_results, make_call  # noqa: E402
+from octavo.attention.score_options import ScoreOptions  # noqa: E402
+from octavo.attention.triton import float8_pairs as triton_float8  # noqa: E402
+from octavo.attention.triton.kernel_call import empty_results, make_call  # noqa: E402
 
 if not HAS_GPU:
     import interpreted_float8

@@ -10,9 +10,9 @@ from octavo.attention import (
     DeviceForest,
     gpu_paged,
 )
-from octavo.attention.options import ScoreOptions
+from octavo.attention.score_options import ScoreOptions
+from octavo.attention.tilings.portable import TileShape
 from octavo.attention.triton import step_map as triton_plan
-from octavo.attention.triton.shapes import TileShape
 
 THIN = TileShape(rows=16, keys=16, num_warps=4, num_stages=2, programs_per_multiprocessor=3)
 FAT = replace(THIN, rows=32, programs_per_multiprocessor=2)
@@ -54,7 +54,9 @@ def make_map(moved, window=None, thin=THIN, right=0):
     heads = (moved.q.shape[1], moved.k_cache.shape[2], moved.q.shape[2])
     names = ("num_heads", "num_kv_heads", "head_dim")
     sizes = dict(zip(names, heads, strict=True), num_tokens=moved.q.shape[0], dtype=moved.q.dtype)
-    return triton_plan.plan_step(moved.metadata, window=window, thin=thin, fat=FAT, right=right, **sizes)
+    return triton_plan.make_step_map(
+        moved.metadata, window=window, decode=thin, prefill=FAT, right=right, **sizes
+    )
 
 
 def run_shared(case, forest, *, window=None, thin=THIN, **options):

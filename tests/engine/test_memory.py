@@ -9,7 +9,7 @@ import torch
 from tiny_model import TINY_LLAMA
 
 from octavo import EngineConfig
-from octavo.attention.choice import choose_impl
+from octavo.attention.implementations import choose_impl
 from octavo.engine.loading import plan_model, read_decoder
 from octavo.engine.memory import ExecutionPlan, plan_execution
 from octavo.errors import ConfigError, OutOfMemoryError

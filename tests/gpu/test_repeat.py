@@ -229,7 +229,7 @@ def test_a_call_that_fails_while_it_is_watched():
 def test_attention_returns_whole_tensors() -> None:
     """A call that returns part of a tensor is never repeated."""
     pytest.importorskip("triton")
-    from octavo.attention.triton.arguments import empty_results
+    from octavo.attention.triton.kernel_call import empty_results
 
     for result in empty_results(torch.empty(5, 2, 8), 16, torch.float16):
         assert result._base is None

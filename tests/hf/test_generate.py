@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 from tiny_models import FAMILIES, count_calls, greedy, greedy_batch, make_model, make_prompts
 
 import octavo.hf
-import octavo.hf.attention
+import octavo.hf.attention_function
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -23,7 +23,7 @@ OPERATORS = ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcac
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How often each operator was called."""
-    return count_calls(monkeypatch, octavo.hf.attention, OPERATORS)
+    return count_calls(monkeypatch, octavo.hf.attention_function, OPERATORS)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

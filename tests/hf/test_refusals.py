@@ -12,8 +12,8 @@ from transformers import masking_utils
 
 import octavo.hf
 from octavo.errors import InvalidArgumentError
-from octavo.hf.attention import octavo_attention
-from octavo.hf.masks import octavo_mask
+from octavo.hf.attention_function import octavo_attention
+from octavo.hf.attention_masks import octavo_mask
 
 
 def call(**arguments: Any) -> None:

@@ -15,8 +15,9 @@ import torch
 
 import octavo.hf
 from octavo.errors import InvalidArgumentError
-from octavo.hf import flash_attn_3, padding, stand_in
-from octavo.hf.rotary import apply_rotary_emb
+from octavo.hf import flash_attn_3, padding
+from octavo.hf import flash_attn_module as stand_in
+from octavo.hf.rotary_tables import apply_rotary_emb
 from octavo.ops import flash_attn_func, flash_attn_with_kvcache
 
 HERE = Path(__file__).parent

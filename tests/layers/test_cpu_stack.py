@@ -22,7 +22,7 @@ from octavo.layers import (
 from octavo.layers.compiled_stack import LayerStack
 from octavo.layers.rotary import Rotary
 from octavo.layers.stack import make_stack
-from octavo.layers.steps.cpu import CpuStep
+from octavo.layers.steps.cpu_step import CpuStep
 from octavo.parallel import TensorParallel
 
 pytestmark = pytest.mark.skipif(compile_failure() is not None, reason="needs a C compiler")

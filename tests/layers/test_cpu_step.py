@@ -8,7 +8,7 @@ import torch
 from octavo.attention import AttentionMetadata, KVCache
 from octavo.errors import InvalidArgumentError
 from octavo.layers.layer_options import LayerOptions
-from octavo.layers.steps.cpu import CpuStep
+from octavo.layers.steps.cpu_step import CpuStep
 
 NUM_BLOCKS, BLOCK_SIZE, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 6, 4, 2, 1, 8
 OPTIONS = LayerOptions(layer=0, rope=0, scale=0.3, window=None, softcap=0.0, qk_norm=None)

@@ -9,7 +9,7 @@ from torch import Tensor
 from triton_layer_cases import assert_as_good_as_torch, random
 
 from octavo.layers.layer_options import LayerOptions
-from octavo.layers.steps.dense import attend_dense, unsupported_reason
+from octavo.layers.steps.cudnn_prompt import attend_dense, unsupported_reason
 
 
 def options(*, window: int | None = None, softcap: float = 0.0) -> LayerOptions:

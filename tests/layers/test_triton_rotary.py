@@ -144,7 +144,7 @@ def test_keys_can_be_kept_in_place_too(device: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("device", [pytest.param(place.values[0], marks=place.marks) for place in PLACES[:1]])
 @pytest.mark.parametrize(("length", "head_dim"), [(1.0, 80), (1.25, 80), (1.25, 112)])
 def test_rotation_table(device: str, length: float, head_dim: int) -> None:
-    from octavo.attention.step.rotations import rotation_table
+    from octavo.attention.step.rotate_store import rotation_table
     from octavo.layers.rotary import Rotary
 
     frequencies = 10000.0 ** (-torch.arange(0, 80, 2, device=device) / 80)

@@ -53,19 +53,19 @@ class Block:
 @pytest.fixture
 def memories(monkeypatch: pytest.MonkeyPatch, num_ranks: int) -> list[Block]:
     """Of all ranks, whose kernels do not wait for one another."""
-    from triton_sum_kernel import do_not_meet
+    from triton_sum_kernel import do_not_wait
 
     for module in ("octavo.parallel.triton.sums", "octavo.parallel.triton.sum_norm"):
-        monkeypatch.setattr(f"{module}.meet", do_not_meet)
+        monkeypatch.setattr(f"{module}.barrier", do_not_wait)
     blocks = [torch.zeros(shared_memory.SHARED_BYTES, dtype=torch.uint8) for _ in range(num_ranks)]
     return [Block(rank, blocks) for rank in range(num_ranks)]
 
 
 def play(
-    run: Callable[[Block, Tensor], object], memories: list[Block], parts: Tensor, meetings: int
+    run: Callable[[Block, Tensor], object], memories: list[Block], parts: Tensor, barriers: int
 ) -> list[Tensor]:
-    """Run each rank's kernel until all have come to each meeting: once more than there are meetings."""
-    for _ in range(meetings + 1):
+    """Run each rank's kernel until all have come to each barrier: once more than there are barriers."""
+    for _ in range(barriers + 1):
         for memory in memories:
             memory.count.zero_()
         found = [part.clone() for part in parts]
@@ -82,8 +82,8 @@ def test_every_rank_gets_the_sum(memories: list[Block], way: str, num_ranks: int
     from octavo.parallel.triton import sums
 
     parts = random(num_ranks, size, device="cpu", dtype=torch.float16)
-    meetings = 1 if way == "sum_one_shot" else 2
-    found = play(lambda memory, part: getattr(sums, way)(part, memory), memories, parts, meetings)
+    barriers = 1 if way == "sum_one_shot" else 2
+    found = play(lambda memory, part: getattr(sums, way)(part, memory), memories, parts, barriers)
     expected = parts[0].float()
     for part in parts[1:]:
         expected = expected + part.float()
@@ -113,7 +113,7 @@ def test_every_rank_gets_the_sum_and_its_norm(
         streams[memory.rank] = residual.clone()
         normed[memory.rank] = sum_rms_norm(streams[memory.rank], part, weight, 1e-6, memory)
 
-    play(run, memories, parts, meetings=1)
+    play(run, memories, parts, barriers=1)
     expected = rms_norm(residual, weight, 1e-6, delta=parts[0] + parts[1])
     for memory in memories:
         assert torch.equal(streams[memory.rank], residual)

@@ -1,10 +1,10 @@
-"""The part of a sum over ranks that comes after the meeting, as a kernel of its own, on slots given to it."""
+"""The part of a sum over ranks that comes after the barrier, as a kernel of its own, on slots of its own."""
 
 import triton
 import triton.language as tl
 
 from octavo.kernels.rms_norm import add_to_stream, inverse_rms
-from octavo.parallel.triton.meeting import sum_slots
+from octavo.parallel.triton.rank_barrier import sum_slots
 
 
 @triton.jit
@@ -24,5 +24,5 @@ def sum_and_norm_kernel(
 
 
 @triton.jit
-def do_not_meet(table, rank, count, MEETING: tl.constexpr, WORLD: tl.constexpr):
-    """In place of `meet`, where one process plays all ranks."""
+def do_not_wait(table, rank, count, NUMBER: tl.constexpr, WORLD: tl.constexpr):
+    """In place of `barrier`, where one process plays all ranks."""

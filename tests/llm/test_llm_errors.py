@@ -8,8 +8,8 @@ from llm_cases import GREEDY, PROMPTS, MakeLLM, ids
 from llm_helpers import assert_drained
 
 from octavo import LLM, SamplingParams
-from octavo.attention.choice import choose_impl
-from octavo.attention.cpu import kernel
+from octavo.attention.cpu import c_calls
+from octavo.attention.implementations import choose_impl
 from octavo.errors import (
     ChatTemplateError,
     ConfigError,
@@ -186,10 +186,10 @@ def test_two_engines_in_one_process(tiny: MakeLLM) -> None:
 
 
 def test_an_engine_is_ready_when_its_attention_kernels_are_compiled(tiny: MakeLLM) -> None:
-    kernel._load.cache_clear()
+    c_calls._load.cache_clear()
     choose_impl.cache_clear()
     tiny()
-    assert kernel._load.cache_info().currsize == 1
+    assert c_calls._load.cache_info().currsize == 1
 
 
 def test_min_tokens_must_leave_a_token(tiny: MakeLLM) -> None:

@@ -106,19 +106,19 @@ def test_same_logits_by_row_invariant_products(case: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("case", CASES)
 def test_same_logits_of_a_token_alone_in_its_step(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rotation, store and attention in one kernel, between projections that pass for GEMVs."""
-    from octavo.attention.step import alone
+    from octavo.attention.step import fused_decode
 
     calls: list[Any] = []
 
-    def attend_alone(*given: Any, **options: Any) -> torch.Tensor:
+    def attend_fused(*given: Any, **options: Any) -> torch.Tensor:
         calls.append(given)
-        return alone.attend_alone(*given, **options)
+        return fused_decode.attend_fused(*given, **options)
 
     config = ModelConfig.from_hf(TINY | CASES[case])
     plain = make_decoder(config, random_weights(config), attention_impl="torch")
     monkeypatch.setattr(UnfusedLinear, "has_gemv", True)
     made = make_decoder(config, random_weights(config), attention_impl="triton")
-    monkeypatch.setattr("octavo.layers.steps.triton.attend_alone", attend_alone)
+    monkeypatch.setattr("octavo.layers.steps.gpu_step.attend_fused", attend_fused)
     expected, got = (PagedSequences(decoder, block_size=4) for decoder in (plain, made))
     for tokens in ([3, 1, 4, 1, 5], *([token] for token in range(9))):
         rows = [sequences.step({"a": tokens})["a"] for sequences in (got, expected)]

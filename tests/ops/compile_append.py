@@ -3,7 +3,7 @@
 from compile_hopper import compile_kernel
 from triton.compiler import ASTSource
 
-from octavo.ops.triton.append import Angles, Blocks, Places, Rows, _append_kernel
+from octavo.ops.triton.append_kernel import Angles, Blocks, Places, Rows, _append_kernel
 
 
 def compile_append(*, ragged, rotary, dtype="*bf16", cache="*bf16", interleaved=True):

@@ -12,9 +12,9 @@ from octavo.attention import (
     store_kv,
     uniform_attention_with_lse,
 )
-from octavo.attention.options import ScoreOptions
+from octavo.attention.score_options import ScoreOptions
 from octavo.errors import InvalidArgumentError
-from octavo.hf.attention import octavo_attention
+from octavo.hf.attention_function import octavo_attention
 from octavo.ops import (
     flash_attn_combine,
     flash_attn_func,

@@ -18,11 +18,10 @@ from test_ops_matrix import check
 from triton_cases import HAS_GPU
 
 from octavo.attention import AttentionMetadata, gpu_paged
-from octavo.attention.options import ScoreOptions
+from octavo.attention.score_options import ScoreOptions
 from octavo.ops import attend as attend_module
-from octavo.ops import run
-from octavo.ops.append import NewKeys, Rotary
-from octavo.ops.call import Queries
+from octavo.ops import run_call
+from octavo.ops.call import NewKeys, Queries, Rotary
 
 pytestmark = pytest.mark.skipif(HAS_GPU, reason="a GPU runs the matrix itself")
 
@@ -30,7 +29,7 @@ pytestmark = pytest.mark.skipif(HAS_GPU, reason="a GPU runs the matrix itself")
 @pytest.fixture
 def _on_triton(monkeypatch):
     """Send CPU tensors the way of a GPU's."""
-    from octavo.ops.triton.append import append
+    from octavo.ops.triton.append_kernel import append
 
     def attend(q, cache, metadata, *, num_splits, **options):
         options = ScoreOptions(**options)
@@ -42,7 +41,7 @@ def _on_triton(monkeypatch):
     monkeypatch.setattr(attend_module, "is_on_gpu", lambda q: True)
     # Lengths on a GPU are not looked at.
     monkeypatch.setattr(AttentionMetadata, "check_lengths", lambda self: None)
-    monkeypatch.setattr(run, "append", append)
+    monkeypatch.setattr(run_call, "append", append)
 
 
 def small(maker):
@@ -98,7 +97,7 @@ class Append:
         self.cu_seqlens = None
 
     def run(self, lens, offsets=None):
-        from octavo.ops.triton.append import append
+        from octavo.ops.triton.append_kernel import append
 
         lens = torch.tensor(lens, dtype=torch.int32)
         length = 1 if self.cu_seqlens is None else 0
@@ -150,7 +149,7 @@ def test_append_reads_no_angle_beyond_the_table():
 
 def test_one_kernel_appends_any_number_of_tokens_to_any_table(monkeypatch):
     """Triton compiles another one where an integer is 1, and where it is a multiple of 16."""
-    from octavo.ops.triton import append as append_module
+    from octavo.ops.triton import append_kernel
 
     kinds = set()
 
@@ -164,7 +163,7 @@ def test_one_kernel_appends_any_number_of_tokens_to_any_table(monkeypatch):
         assert names[9] == "num_sequences"  # not specialised by name
         kinds.add((*map(kind, arguments[:9]), *arguments[10:]))
 
-    monkeypatch.setattr(append_module, "launch", launch)
+    monkeypatch.setattr(append_kernel, "launch", launch)
     for num_sequences in (1, 2, 16, 17):
         for width in (1, 2, 16, 17):
             rows = torch.ones(num_sequences, 2, 8)
@@ -173,7 +172,7 @@ def test_one_kernel_appends_any_number_of_tokens_to_any_table(monkeypatch):
             table = torch.zeros(num_sequences, width, dtype=torch.int32)
             new = NewKeys(rows, rows, None, 1, lens, None, table, None, None)
             angles = torch.ones(2, width * 16, 4)
-            append_module.append(
+            append_kernel.append(
                 Queries(rows, None, None, 1, 1), new, *caches, Rotary(*angles, False, lens, True)
             )
     assert len(kinds) == 1

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from octavo.layers.norm import RMSNorm
 from octavo.parallel import TensorParallel
-from octavo.parallel.choice import choose_way
+from octavo.parallel.all_reduce import choose_algorithm
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SIZES = tuple(2**power for power in range(11, 26))
@@ -64,7 +64,7 @@ def check_sizes(parallel: TensorParallel) -> list[str]:
             num_values = -(-num_bytes // dtype.itemsize)
             parts = parts_of((num_values,), dtype, parallel.size, number)
             found = parallel.all_reduce(parts[parallel.rank].clone())
-            exact = choose_way(num_values * dtype.itemsize, parallel.size) != "nccl"
+            exact = choose_algorithm(num_values * dtype.itemsize, parallel.size) != "nccl"
             wrong += differs(f"{dtype}, {num_bytes} bytes", found, in_order(parts), exact=exact)
     return wrong
 

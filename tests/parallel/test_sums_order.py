@@ -11,7 +11,7 @@ from torch import Tensor
 
 from octavo.errors import ConfigError
 from octavo.parallel import TensorParallel, connect_gloo, nccl
-from octavo.parallel.choice import MAX_RANKS, choose_way, one_shot_bytes, two_shot_bytes
+from octavo.parallel.all_reduce import MAX_RANKS, choose_algorithm, one_shot_bytes, two_shot_bytes
 from octavo.parallel.shared_memory import HALF_BYTES
 
 WIDTH = 48
@@ -57,7 +57,7 @@ def test_large_sums_in_order_are_cut_and_never_left_to_nccl(monkeypatch: pytest.
     group = nccl.NcclCollectives(None, 2, in_order=True)
     group._memory = object()  # type: ignore[assignment]
     tensor = torch.zeros(2**24 + 512, 1, dtype=torch.bfloat16)
-    assert choose_way(tensor.nbytes, 2) == "nccl"
+    assert choose_algorithm(tensor.nbytes, 2) == "nccl"
     assert group.all_reduce(tensor) is tensor
     assert cut == [2**24, 2**24, 1024]
     # One kernel for steps of any size.
@@ -78,4 +78,4 @@ def test_parts_of_all_ranks_fit_their_memory(size: int) -> None:
         num_values = two_shot_bytes(size) // itemsize
         part = -(-num_values // (size * 16)) * 16
         assert 2 * part * size * itemsize <= HALF_BYTES
-        assert choose_way(num_values * itemsize, size) != "nccl"
+        assert choose_algorithm(num_values * itemsize, size) != "nccl"

@@ -1,4 +1,4 @@
-// One tile of keys and values against few rows, as a decoding sequence has them. Included by kernel.c, not
+// One tile of keys and values against few rows, as a decoding sequence has them. Included by attend.c, not
 // compiled by itself.
 //
 // A row's scores lie key by key, so that exp serves LANES keys at once, however few rows there are. tile.c adds up in

@@ -1,6 +1,6 @@
 // Checks a plan and a call before the kernel uses them. After check_call, every index is within its array, each
 // output is written once, and nothing divides by 0. Time: linear in items, pairs and blocks.
-// Included by kernel.c, not compiled by itself.
+// Included by attend.c, not compiled by itself.
 
 #include <stdlib.h>
 

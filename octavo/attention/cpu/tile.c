@@ -1,4 +1,4 @@
-// One tile of keys and values against the rows of an item. Included by kernel.c, not compiled by itself.
+// One tile of keys and values against the rows of an item. Included by attend.c, not compiled by itself.
 
 #include <stdbool.h>
 

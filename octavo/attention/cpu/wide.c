@@ -1,4 +1,4 @@
-// Tiles of a bfloat16 cache, in float32. Included by kernel.c, not compiled by itself.
+// Tiles of a bfloat16 cache, in float32. Included by attend.c, not compiled by itself.
 
 INLINE void widen_row(float *to, const uint16_t *from, int64_t dim) {
     int64_t d = 0;

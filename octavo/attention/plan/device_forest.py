@@ -5,15 +5,15 @@ from math import lcm
 import numpy as np
 import torch
 
-from octavo.attention.choice import node_tiles
 from octavo.attention.plan.node_plan import NodeCapacity, NodePlan, NodeTiling
 from octavo.attention.plan.prefix_forest import Costs
-from octavo.attention.triton.shapes import TileShape, padded_head_dim, thin_shape
+from octavo.attention.tilings.portable import TileShape, decode_shape, padded_head_dim
+from octavo.attention.tilings.step_tiles import node_tiles
 from octavo.errors import InvalidArgumentError
 from octavo.kernels.device import num_multiprocessors
 
-# The cost of the additional launches, in bytes that the GPU could read in that time. Measured; some of these
-# reads hit the L2 cache, because neighbouring sequences read the same blocks.
+# Measured cost of the additional launches, in bytes that the GPU could read in that time. Some of these reads
+# hit the L2 cache, because neighbouring sequences read the same blocks.
 _LAUNCH_BYTES = 80 << 20
 
 
@@ -53,7 +53,7 @@ class DeviceForest:
 
     Attributes:
         thin_shape: tiling of nodes with few query tokens; fat_tile() is that of nodes with many.
-        has_thin_units: whether a plan can have thin units; see choice.node_tiles.
+        has_thin_units: whether a plan can have thin units; see node_tiles.
         block_size: tokens in a block.
         num_thin_units, num_fat_units: [1] int32 each, of the plan.
         thin_units, fat_units: [max_units, 8] int32 records, see NodePlan.
@@ -90,7 +90,7 @@ class DeviceForest:
         self.heads = (num_heads, num_kv_heads, head_dim)
         self.block_size = block_size
         self._group = group = num_heads // num_kv_heads
-        self.thin_shape = thin or thin_shape(group, padded_head_dim(head_dim), dtype)
+        self.thin_shape = thin or decode_shape(group, padded_head_dim(head_dim), dtype)
         if fat is None:
             *fat_tiles, has_thin_units = node_tiles(self.device, group, head_dim, dtype, block_size)
         else:

@@ -18,7 +18,14 @@ from itertools import accumulate
 
 import numpy as np
 
-from octavo.attention.lengths import Lengths, check_capacity, check_kv_begin, check_lengths
+from octavo.attention.lengths import (
+    Lengths,
+    check_capacity,
+    check_kv_begin,
+    check_lengths,
+    concatenated_ranges,
+    cumulative,
+)
 from octavo.attention.plan.host_segments import cut_keys, cut_queries, find_segments
 from octavo.attention.plan.prefix_forest import (
     TILE_TOKENS,
@@ -28,7 +35,6 @@ from octavo.attention.plan.prefix_forest import (
     find_shared_prefixes,
     shareable_blocks,
 )
-from octavo.attention.plan.ranges import concatenated_ranges, cumulative
 from octavo.errors import InvalidArgumentError
 
 SPLIT_TOKENS = 512

@@ -22,9 +22,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.attention.lengths import Lengths
+from octavo.attention.lengths import Lengths, concatenated_ranges, cumulative, expand
 from octavo.attention.plan.prefix_forest import SharedPrefixes
-from octavo.attention.plan.ranges import concatenated_ranges, cumulative, expand
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +73,14 @@ def cut_queries(segments: Segments, tile_tokens: int, right: int | None = 0) -> 
     """Cut each segment's query tokens into tiles; a token sees `right` keys after its position (None: all).
 
     Returns:
-        (table row, kv begin, kv end, pool begin, pool end, alone: the tile is its segment's only one).
+        (table row, kv begin, kv end, pool begin, pool end, is_single: the tile is its segment's only one).
     """
     num_tiles = -(-(segments.pool_end - segments.pool_begin) // tile_tokens)
-    alone = num_tiles == 1
-    if alone.all():
-        # Nothing to cut, as in every step that only decodes.
+    is_single = num_tiles == 1
+    if is_single.all():
+        # There is nothing to cut, as in every step that only decodes.
         row, kv_begin, kv_end = segments.table_row, segments.kv_begin, segments.kv_end
-        return row, kv_begin, np.maximum(kv_end, kv_begin), segments.pool_begin, segments.pool_end, alone
+        return row, kv_begin, np.maximum(kv_end, kv_begin), segments.pool_begin, segments.pool_end, is_single
     segment, index = expand(num_tiles)
     pool_begin = segments.pool_begin[segment] + index * tile_tokens
     pool_end = np.minimum(pool_begin + tile_tokens, segments.pool_end[segment])
@@ -90,7 +89,7 @@ def cut_queries(segments: Segments, tile_tokens: int, right: int | None = 0) -> 
         later_tokens = 0 if right is None else np.maximum(later_tokens - right, 0)
     kv_begin = segments.kv_begin[segment]
     kv_end = np.maximum(segments.kv_end[segment] - segments.causal[segment] * later_tokens, kv_begin)
-    return segments.table_row[segment], kv_begin, kv_end, pool_begin, pool_end, alone[segment]
+    return segments.table_row[segment], kv_begin, kv_end, pool_begin, pool_end, is_single[segment]
 
 
 def cut_keys(tiles: tuple[np.ndarray, ...], split_tokens: int) -> tuple[np.ndarray, ...]:
@@ -101,11 +100,11 @@ def cut_keys(tiles: tuple[np.ndarray, ...], split_tokens: int) -> tuple[np.ndarr
     Returns:
         (table row, kv begin, kv end, pool begin, pool end) of the items.
     """
-    table_row, kv_begin, kv_end, pool_begin, pool_end, alone = tiles
+    table_row, kv_begin, kv_end, pool_begin, pool_end, is_single = tiles
     half = split_tokens // 2
     first_cut = -(-(kv_begin + half) // split_tokens)
     last_cut = (kv_end - half) // split_tokens
-    num_parts = np.where(alone, np.maximum(last_cut - first_cut + 1, 0), 0) + 1
+    num_parts = np.where(is_single, np.maximum(last_cut - first_cut + 1, 0), 0) + 1
     if (num_parts == 1).all():
         return tiles[:-1]
     tile, part = expand(num_parts)

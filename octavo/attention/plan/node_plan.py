@@ -22,6 +22,7 @@ from math import lcm
 
 import numpy as np
 
+from octavo.attention.lengths import concatenated_ranges, cumulative, expand
 from octavo.attention.plan.node_segments import NodeTiling, cut_segments, gather_nodes
 from octavo.attention.plan.prefix_forest import (
     Costs,
@@ -30,10 +31,9 @@ from octavo.attention.plan.prefix_forest import (
     find_shared_prefixes,
     shareable_blocks,
 )
-from octavo.attention.plan.ranges import concatenated_ranges, cumulative, expand
 from octavo.errors import InvalidArgumentError
 
-# Fields of a unit's record, see triton/units.py.
+# Fields of a unit's record, see triton/step_map.py.
 _RECORD = 8
 
 
@@ -129,7 +129,7 @@ class NodePlan:
             plan = _cut(shared, block_tables, cu_seqlens_q, block_size, tiling, costs)
             if capacity is None or plan.fits(capacity):
                 return plan
-            # Too large: try again with longer segments and fewer nodes.
+            # The plan is too large: try again with longer segments and fewer nodes.
             costs = replace(
                 costs,
                 partial_tokens=4 * costs.partial_tokens + 1,

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from octavo.attention.lengths import concatenated_ranges, cumulative, expand
 from octavo.attention.plan.prefix_forest import Costs, SharedPrefixes
-from octavo.attention.plan.ranges import concatenated_ranges, cumulative, expand
 
 # Nodes that need more thin tiles than this are read by fat tiles, which are cheaper then.
 _MAX_THIN_TILES = 2

@@ -10,6 +10,7 @@ projection and the cache:
 
 from functools import cache
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -19,7 +20,7 @@ from octavo.errors import InvalidArgumentError
 from octavo.kernels.device import power_of_two
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
 
-# Values per program, sixteen heads of 128, and per warp.
+# Values per program (sixteen heads of 128) and per warp.
 _VALUES, _OF_WARP = 2048, 512
 
 
@@ -48,7 +49,7 @@ def rotate_and_store(
             part, with keep_k also its k part.
         slot_mapping: [T] int32 or int64, block id * B + offset; -1 writes nothing.
         cos, sin: [T, at least D / 2] float32; only the first D / 2 columns are read.
-        k_cache, v_cache: [N, B, KH, D], any strides, last dimension contiguous; written. Of any float dtype;
+        k_cache, v_cache: [N, B, KH, D] of any float dtype, any strides, last dimension contiguous; written.
             float8 (e4m3) saturates.
         num_heads: H.
         norm_weight: [H + KH, D] contiguous, RMS-norm weight of each q and k head; None: no norm.
@@ -63,30 +64,23 @@ def rotate_and_store(
         InvalidArgumentError: a shape or stride does not fit.
     """
     _check(qkv, k_cache, v_cache, cos, sin, num_heads, norm_weight)
+    _check_scales(k_cache, k_scale, v_scale)
     _, block_size, num_kv_heads, head_dim = k_cache.shape
-    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        if scale is not None and (scale.shape != (num_kv_heads,) or not scale.is_contiguous()):
-            raise InvalidArgumentError(
-                f"{name} must be contiguous [KH] = [{num_kv_heads}], got {list(scale.shape)}"
-            )
     num_tokens = qkv.shape[0]
     q = qkv.as_strided((num_tokens, num_heads, head_dim), (qkv.stride(0), head_dim, 1))
     if num_tokens == 0:
         return q
-    num_pairs, heads_abreast, num_programs, num_warps = _tile(head_dim, num_heads + 2 * num_kv_heads)
-    # Constants by position: keywords cost the host more.
+    num_pairs, heads_per_program, num_programs, num_warps = _tile(head_dim, num_heads + 2 * num_kv_heads)
+    # Arguments go by position: 33 keywords would cost the host 3 us more in every layer.
     launch(
         _rotate_and_store_kernel,
         (num_tokens, num_programs),
-        *(qkv, k_cache, v_cache, slot_mapping, cos, sin),
-        *(cos if norm_weight is None else norm_weight, k_scale, v_scale),
-        *(eps, block_size, qkv.stride(0)),
-        *(*k_cache.stride()[:3], *v_cache.stride()[:3], *cos.stride(), *sin.stride()),
-        *(num_heads, num_kv_heads, head_dim, num_pairs, heads_abreast),
-        *(norm_weight is not None, keep_k),
-        num_warps=num_warps,
-        **overlap_options(qkv),
-    )
+        qkv, k_cache, v_cache, slot_mapping, cos, sin, cos if norm_weight is None else norm_weight, k_scale,
+        v_scale, eps, block_size, qkv.stride(0), *k_cache.stride()[:3], *v_cache.stride()[:3], *cos.stride(),
+        *sin.stride(), num_heads, num_kv_heads, head_dim, num_pairs, heads_per_program,
+        norm_weight is not None, keep_k,
+        num_warps=num_warps, **overlap_options(qkv),
+    )  # fmt: skip
     return q
 
 
@@ -94,9 +88,9 @@ def rotate_and_store(
 def _tile(head_dim: int, num_all: int) -> tuple[int, int, int, int]:
     """Return (pairs and heads of a program, programs, warps) for a token's num_all = H + 2 KH heads."""
     num_pairs = power_of_two(head_dim // 2)
-    heads_abreast = min(max(1, _VALUES // (2 * num_pairs)), power_of_two(num_all))
-    num_warps = max(1, heads_abreast * num_pairs * 2 // _OF_WARP)
-    return num_pairs, heads_abreast, -(-num_all // heads_abreast), num_warps
+    heads_per_program = min(max(1, _VALUES // (2 * num_pairs)), power_of_two(num_all))
+    num_warps = max(1, heads_per_program * num_pairs * 2 // _OF_WARP)
+    return num_pairs, heads_per_program, -(-num_all // heads_per_program), num_warps
 
 
 def _check(
@@ -141,6 +135,15 @@ def _check(
         )
 
 
+def _check_scales(k_cache: Tensor, k_scale: Tensor | None, v_scale: Tensor | None) -> None:
+    num_kv_heads = k_cache.shape[2]
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if scale is not None and (scale.shape != (num_kv_heads,) or not scale.is_contiguous()):
+            raise InvalidArgumentError(
+                f"{name} must be contiguous [KH] = [{num_kv_heads}], got {list(scale.shape)}"
+            )
+
+
 @triton.jit
 def load_pairs(row_at, is_row, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr):
     """Load the two [HEADS, PAIRS] float32 members of each pair from [HEADS, 1] row starts."""
@@ -153,7 +156,7 @@ def load_pairs(row_at, is_row, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr):
 
 @triton.jit
 def norm_pairs(first, second, first_weight, second_weight, eps, HEAD_DIM: tl.constexpr):
-    """RMS-norm heads given as pairs [HEADS, PAIRS] float32."""
+    """RMS-norm heads, as pairs [HEADS, PAIRS] float32."""
     mean_square = tl.sum(first * first + second * second, axis=1)[:, None] / HEAD_DIM
     scale = tl.rsqrt(mean_square + eps)
     return first * scale * first_weight, second * scale * second_weight
@@ -237,3 +240,47 @@ def _rotate_and_store_kernel(
             head - NUM_ROTATED, (head >= NUM_ROTATED) & (head < NUM_ROTATED + NUM_KV_HEADS),
             rotated_first, rotated_second, v_scale_ptr, HEAD_DIM, PAIRS,
         )  # fmt: skip
+
+
+_TOKENS = 16
+
+
+def rotation_table(positions: Tensor, inverse_frequencies: Tensor, lengths: Tensor) -> Tensor:
+    """Return lengths times cosines and sines of every position's angles, computed in float32.
+
+    Args:
+        positions: [T] int32 or int64, contiguous.
+        inverse_frequencies: [D / 2] float32, radians per position, contiguous.
+        lengths: [D / 2] float32, factors of rotations, contiguous; see Rotary.
+
+    Returns:
+        A new [2, T, D / 2] float32: cosines, sines.
+    """
+    num_tokens, num_pairs = positions.shape[0], inverse_frequencies.shape[0]
+    table = torch.empty(2, num_tokens, num_pairs, dtype=torch.float32, device=positions.device)
+    if num_tokens:
+        launch(
+            _rotation_table_kernel,
+            (-(-num_tokens // _TOKENS),),
+            positions, inverse_frequencies, lengths, table, num_tokens, num_pairs, TOKENS=_TOKENS,
+            PAIRS=power_of_two(num_pairs),
+        )  # fmt: skip
+    return table
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _rotation_table_kernel(
+    positions_ptr, inverse_frequencies_ptr, lengths_ptr, table_ptr, num_tokens, num_pairs: tl.constexpr,
+    TOKENS: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """Grid: (ceil(T / TOKENS),)."""
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    pair = tl.arange(0, PAIRS)
+    position = tl.load(positions_ptr + token, mask=token < num_tokens, other=0)
+    frequency = tl.load(inverse_frequencies_ptr + pair, mask=pair < num_pairs, other=0.0)
+    length = tl.load(lengths_ptr + pair, mask=pair < num_pairs, other=0.0)[None, :]
+    angle = position.to(tl.float32)[:, None] * frequency[None, :]
+    at = token.to(tl.int64)[:, None] * num_pairs + pair[None, :]
+    inside = (token < num_tokens)[:, None] & (pair < num_pairs)[None, :]
+    tl.store(table_ptr + at, length * tl.cos(angle), mask=inside)
+    tl.store(table_ptr + num_tokens.to(tl.int64) * num_pairs + at, length * tl.sin(angle), mask=inside)

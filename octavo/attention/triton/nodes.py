@@ -17,10 +17,11 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.attention.cache import LayerCache
-from octavo.attention.options import ScoreOptions
 from octavo.attention.plan.device_forest import DeviceForest
-from octavo.attention.triton.arguments import Call, make_call
-from octavo.attention.triton.shapes import TileShape, padded_head_dim
+from octavo.attention.score_options import ScoreOptions
+from octavo.attention.tilings.portable import TileShape, padded_head_dim
+from octavo.attention.triton.kernel_call import Call, make_call
+from octavo.attention.triton.step_map import RECORD
 from octavo.attention.triton.tiles import (
     LN_2,
     LOG2_E,
@@ -32,7 +33,6 @@ from octavo.attention.triton.tiles import (
     normalise,
     store_results,
 )
-from octavo.attention.triton.units import RECORD
 from octavo.kernels.device import can_overlap, power_of_two
 from octavo.kernels.launch import launch
 
@@ -60,7 +60,7 @@ def attend_fat_nodes(call: Call, forest: DeviceForest, *, decodes: bool) -> None
         decodes: no sequence has more than one query token. Then no key of a node was stored in this step.
             (Prompts with a common prefix share blocks in the same step that computes them.)
     """
-    # Not launched early: it needs the queries, which the previous kernel writes, at once.
+    # It is not launched early: at once it needs the queries, which the previous kernel writes.
     tile = forest.fat_tile(decodes=decodes)
     _launch(call, forest, tile, forest.fat_units, forest.num_fat_units, early=False)
 
@@ -80,13 +80,11 @@ def _launch(
     launch(
         _attend_nodes_kernel,
         (forest.num_programs(tile),),
-        *(call.queries, call.cache, call.score, units, count, forest.tokens, forest.partial_ids),
-        *(call.q.shape[0], call.shape(tile), can_overlap(call.q.device)),
-        launch_pdl=early,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        maxnreg=tile.max_registers,
-    )
+        queries=call.queries, cache=call.cache, score=call.score, units=units, count=count,
+        tokens=forest.tokens, partial_ids=forest.partial_ids, num_rows=call.q.shape[0],
+        shape=call.shape(tile), OVERLAPS=can_overlap(call.q.device),
+        launch_pdl=early, num_warps=tile.num_warps, num_stages=tile.num_stages, maxnreg=tile.max_registers,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -136,11 +134,12 @@ def merge_nodes(results: tuple[Tensor, Tensor], forest: DeviceForest) -> None:
     launch(
         _merge_kernel,
         (num_tokens, -(-num_heads // heads)),
-        *(out, lse, forest.leaf_out, forest.leaf_lse, forest.partial_out, forest.partial_lse),
-        *(forest.merge_begin, num_heads, head_dim, heads, padded_head_dim(head_dim), overlaps),
-        launch_pdl=overlaps,
-        num_warps=1,
-    )
+        out_ptr=out, lse_ptr=lse, leaf_out=forest.leaf_out, leaf_lse=forest.leaf_lse,
+        partial_out=forest.partial_out, partial_lse=forest.partial_lse, merge_begin=forest.merge_begin,
+        NUM_HEADS=num_heads, HEAD_DIM=head_dim, HEADS=heads, PADDED_DIM=padded_head_dim(head_dim),
+        OVERLAPS=overlaps,
+        launch_pdl=overlaps, num_warps=1,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -154,7 +153,7 @@ def _merge_kernel(
     Specification: octavo.attention.merge. A separate kernel, because nodes and leaves come from different
         ones.
     """
-    ABREAST: tl.constexpr = 4
+    CHUNK: tl.constexpr = 4
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     d = tl.arange(0, PADDED_DIM)
@@ -170,8 +169,8 @@ def _merge_kernel(
     top = tl.full([HEADS], float("-inf"), tl.float32)
     total = tl.zeros([HEADS], tl.float32)
     values = tl.zeros([HEADS, PADDED_DIM], tl.float32)
-    for first in range(begin, end, ABREAST):
-        partial = (first + tl.arange(0, ABREAST)).to(tl.int64)
+    for first in range(begin, end, CHUNK):
+        partial = (first + tl.arange(0, CHUNK)).to(tl.int64)
         part = partial[:, None] * NUM_HEADS + head[None, :]
         mask = (partial < end)[:, None] & valid[None, :]
         lse = tl.load(partial_lse + part, mask=mask, other=float("-inf"))

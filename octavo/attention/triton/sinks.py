@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.attention.triton.shapes import padded_head_dim
+from octavo.attention.tilings.portable import padded_head_dim
 from octavo.attention.triton.tiles import LN_2, LOG2_E
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
 
@@ -27,10 +27,10 @@ def add_sinks(out: Tensor, lse: Tensor, sinks: Tensor, result: Tensor) -> None:
     launch(
         _sinks_kernel,
         (-(-num_rows // _ROWS),),
-        *(out, lse, sinks, result, num_rows, num_heads, head_dim, padded_head_dim(head_dim), _ROWS),
-        num_warps=4,
-        **overlap_options(out),
-    )
+        out_ptr=out, lse_ptr=lse, sinks_ptr=sinks, result_ptr=result, num_rows=num_rows, NUM_HEADS=num_heads,
+        DIM=head_dim, PADDED_DIM=padded_head_dim(head_dim), ROWS=_ROWS,
+        num_warps=4, **overlap_options(out),
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -38,17 +38,15 @@ def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> N
         return
     value_dim = v.shape[2]
     padded_dim = power_of_two(max(head_dim, value_dim))
-    heads_abreast = min(power_of_two(num_heads), max(1, 2048 // padded_dim))
+    heads_per_program = min(power_of_two(num_heads), max(1, 2048 // padded_dim))
     launch(
         _store_kernel,
-        (num_tokens, -(-num_heads // heads_abreast)),
-        Rows(k, *k.stride()[:2]),
-        Rows(v, *v.stride()[:2]),
-        Blocks(cache.k, *cache.k.stride()[:3]),
-        Blocks(cache.v, *cache.v.stride()[:3]),
-        *(slot_mapping, cache.k_scale, cache.v_scale),
-        *(num_heads, head_dim, value_dim, cache.k.shape[1], heads_abreast, padded_dim),
-    )
+        (num_tokens, -(-num_heads // heads_per_program)),
+        Rows(k, *k.stride()[:2]), Rows(v, *v.stride()[:2]), Blocks(cache.k, *cache.k.stride()[:3]),
+        Blocks(cache.v, *cache.v.stride()[:3]), slot_mapping, cache.k_scale, cache.v_scale,
+        NUM_HEADS=num_heads, HEAD_DIM=head_dim, VALUE_DIM=value_dim, BLOCK_SIZE=cache.k.shape[1],
+        HEADS=heads_per_program, PADDED_DIM=padded_dim,
+    )  # fmt: skip
 
 
 @triton.jit

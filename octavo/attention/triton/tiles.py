@@ -12,8 +12,8 @@ Scores are in units of log 2, so that exp2, the hardware's exponential, needs no
 import triton
 import triton.language as tl
 
-from octavo.attention.triton import arguments as triton_arguments
-from octavo.attention.triton.float8 import (
+from octavo.attention.triton import kernel_call
+from octavo.attention.triton.float8_pairs import (
     add_values,
     join_values,
     key_products,
@@ -23,7 +23,7 @@ from octavo.attention.triton.float8 import (
 from octavo.kernels.launch import number_of
 
 LN_2 = tl.constexpr(0.6931471805599453)
-LOG2_E = tl.constexpr(triton_arguments.LOG2_E)
+LOG2_E = tl.constexpr(kernel_call.LOG2_E)
 
 
 @triton.jit

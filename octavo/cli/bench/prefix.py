@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, DeviceForest, ForestPlan, KVCache, paged_attention
-from octavo.attention.choice import choose_impl
+from octavo.attention.implementations import choose_impl
 from octavo.cli.bench.rounds import MAX_TRIES, compare, timer
 from octavo.cli.options import PrefixBenchOptions, check_plot
 from octavo.engine.memory.devices import device_of

@@ -16,7 +16,7 @@ from octavo.engine.gpu.rows import DeviceRows
 from octavo.engine.gpu.sizes import next_size, token_sizes
 from octavo.engine.step.input import StepInput
 from octavo.kernels.copies import copy_to, to_device
-from octavo.layers.steps.dense import MIN_TOKENS
+from octavo.layers.steps.cudnn_prompt import MIN_TOKENS
 
 
 class MixedVariant(NamedTuple):

@@ -6,8 +6,8 @@ from types import MappingProxyType
 
 import torch
 
-from octavo.attention.choice import choose_impl
-from octavo.attention.float8 import FLOAT8
+from octavo.attention.cache import FLOAT8
+from octavo.attention.implementations import choose_impl
 from octavo.config import EngineConfig
 from octavo.engine.memory.devices import device_of, free_bytes_of, free_memory_bytes
 from octavo.engine.memory.execution_plan import ExecutionPlan, gib

@@ -4,7 +4,7 @@ import ctypes
 from functools import cache
 from pathlib import Path
 
-from octavo.attention.cpu.kernel import ATTENTION
+from octavo.attention.cpu.c_calls import ATTENTION
 from octavo.kernels.c.compiler import KernelUnavailableError, Library, load_library
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64

@@ -1,4 +1,4 @@
-// Vectors of float32 lanes, exp and tanh. Included by kernel.c, not compiled by itself.
+// Vectors of float32 lanes, exp and tanh. Included by others, not compiled by itself.
 
 #include <math.h>
 #include <stdint.h>

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from octavo.attention.float8 import FLOAT8
+from octavo.attention.cache import FLOAT8
 from octavo.errors import InvalidArgumentError
 
 MAX_HEAD_DIM = 256
@@ -109,9 +109,9 @@ def check_floats(name: str, tensor: Tensor, q: Tensor, layout: str, shape: Seque
         raise InvalidArgumentError(f"{name} must hold floats; got {tensor.dtype}")
 
 
-def refuse(**given: object) -> None:
-    """Raise for the first argument that was given although Octavo does not have it; None and 0 pass."""
-    for name, value in given.items():
+def refuse(**unsupported: object) -> None:
+    """Raise for the first unsupported argument with a value other than None and 0."""
+    for name, value in unsupported.items():
         if value is not None and (not isinstance(value, int) or value):
             got = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
             raise InvalidArgumentError(f"{name} is not supported by octavo.ops; leave it out, got {got}")

@@ -1,14 +1,15 @@
-"""The checks of a whole call that need no tensor's numbers; see octavo.ops.given for the groups they take."""
+"""The checks of a whole call that need no tensor's numbers; see octavo.ops.call for the groups they take."""
 
 from numbers import Real
 
 import torch
 from torch import Tensor
 
+from octavo.attention.cache import FLOAT8
 from octavo.attention.checks import check_num_splits, check_writable
-from octavo.attention.float8 import FLOAT8
-from octavo.attention.options import ScoreOptions
+from octavo.attention.score_options import ScoreOptions
 from octavo.errors import InvalidArgumentError
+from octavo.ops.call import Caches, Lengths, News, Options, Places
 from octavo.ops.checks.refusals import (
     check_device,
     check_dtype,
@@ -20,7 +21,6 @@ from octavo.ops.checks.refusals import (
     check_tensor,
 )
 from octavo.ops.checks.signature import once
-from octavo.ops.given import Caches, Lengths, News, Options, Places
 
 _NEW_KEYS = (torch.float16, torch.bfloat16, torch.float32, FLOAT8)
 """What a float8 cache takes."""

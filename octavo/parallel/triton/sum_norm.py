@@ -11,7 +11,7 @@ from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_
 from octavo.kernels.padded_rows import new_rows
 from octavo.kernels.rms_norm import add_to_stream, check_rows, inverse_rms, tile_of
 from octavo.parallel.shared_memory import MAX_PROGRAMS, SharedMemory
-from octavo.parallel.triton.meeting import area, count_on, meet, send, slot_size, sum_slots
+from octavo.parallel.triton.rank_barrier import area, barrier, count_on, send, slot_size, sum_slots
 
 
 def sum_rms_norm(x: Tensor, part: Tensor, weight: Tensor, eps: float, memory: SharedMemory) -> Tensor:
@@ -41,11 +41,11 @@ def sum_rms_norm(x: Tensor, part: Tensor, weight: Tensor, eps: float, memory: Sh
     launch(
         _sum_rms_norm_kernel,
         (min(MAX_PROGRAMS, num_rows),),
-        *(part, x, weight, out, part.stride(0), x.stride(0), num_rows, size, eps),
-        *(memory.table, memory.count, memory.rank, memory.size, block),
-        num_warps=num_warps,
-        **overlap_options(x),
-    )
+        part_ptr=part, residual_ptr=x, weight_ptr=weight, out_ptr=out, stride_part=part.stride(0),
+        stride_residual=x.stride(0), num_rows=num_rows, size=size, eps=eps, table=memory.table,
+        count_ptr=memory.count, rank=memory.rank, WORLD=memory.size, BLOCK=block,
+        num_warps=num_warps, **overlap_options(x),
+    )  # fmt: skip
     return out
 
 
@@ -67,11 +67,11 @@ def _sum_rms_norm_kernel(
     for row in range(first, num_rows, step):
         part = tl.load(part_ptr + row * stride_part + column, mask=inside, other=0.0)
         send(part, table, rank, count, rank * slot + row * size + column, inside, WORLD)
-    meet(table, rank, count, 0, WORLD)
+    barrier(table, rank, count, 0, WORLD)
     sent = area(table, rank, count, dtype)
     for row in range(first, num_rows, step):
         total = sum_slots(sent + row * size + column, inside, slot, WORLD)
-        # Rounded as if it had been stored.
+        # The sum is rounded as if it had been stored.
         total = total.to(dtype).to(tl.float32)
         x = add_to_stream(total, residual_ptr + row * stride_residual + column, inside)
         out = x * inverse_rms(x, size, eps) * weight

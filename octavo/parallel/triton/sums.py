@@ -6,7 +6,7 @@ from torch import Tensor
 
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.parallel.shared_memory import HALF_BYTES, MAX_PROGRAMS, SharedMemory
-from octavo.parallel.triton.meeting import area, count_on, meet, send, slot_size, sum_slots
+from octavo.parallel.triton.rank_barrier import area, barrier, count_on, send, slot_size, sum_slots
 
 _TILE, _NUM_WARPS = 2048, 8
 # Part sizes in two shots are multiples of this many values, so that parts are aligned.
@@ -14,7 +14,7 @@ _PART_MULTIPLE = 16
 
 
 def sum_one_shot(tensor: Tensor, memory: SharedMemory) -> None:
-    """Sum a tensor over ranks in place, with one meeting.
+    """Sum a tensor over ranks in place, with one barrier.
 
     Args:
         tensor: contiguous, at most memory.one_shot_bytes.
@@ -25,14 +25,14 @@ def sum_one_shot(tensor: Tensor, memory: SharedMemory) -> None:
     launch(
         _one_shot_kernel,
         (min(MAX_PROGRAMS, -(-num_values // _TILE)),),
-        *(tensor, memory.table, memory.count, num_values, memory.rank, memory.size, _TILE),
-        num_warps=_NUM_WARPS,
-        **overlap_options(tensor),
-    )
+        x_ptr=tensor, table=memory.table, count_ptr=memory.count, num_values=num_values, rank=memory.rank,
+        WORLD=memory.size, TILE=_TILE,
+        num_warps=_NUM_WARPS, **overlap_options(tensor),
+    )  # fmt: skip
 
 
 def sum_two_shot(tensor: Tensor, memory: SharedMemory) -> None:
-    """Sum a tensor over ranks in place, with two meetings and less traffic.
+    """Sum a tensor over ranks in place, with two barriers and less traffic.
 
     Args:
         tensor: contiguous, at most choice.two_shot_bytes.
@@ -44,10 +44,10 @@ def sum_two_shot(tensor: Tensor, memory: SharedMemory) -> None:
     launch(
         _two_shot_kernel,
         (min(MAX_PROGRAMS, -(-part // _TILE)),),
-        *(tensor, memory.table, memory.count, tensor.numel(), part, memory.rank, size, _TILE),
-        num_warps=_NUM_WARPS,
-        **overlap_options(tensor),
-    )
+        x_ptr=tensor, table=memory.table, count_ptr=memory.count, num_values=tensor.numel(), part=part,
+        rank=memory.rank, WORLD=size, TILE=_TILE,
+        num_warps=_NUM_WARPS, **overlap_options(tensor),
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rank"])
@@ -66,7 +66,7 @@ def _one_shot_kernel(
         index = start + tl.arange(0, TILE)
         x = tl.load(x_ptr + index, mask=index < num_values, other=0.0)
         send(x, table, rank, count, rank * slot + index, index < num_values, WORLD)
-    meet(table, rank, count, 0, WORLD)
+    barrier(table, rank, count, 0, WORLD)
     sent = area(table, rank, count, dtype)
     for start in range(first, num_values, step):
         index = start + tl.arange(0, TILE)
@@ -99,14 +99,14 @@ def _two_shot_kernel(
             inside = (index < part) & (other * part + index < num_values)
             x = tl.load(x_ptr + other * part + index, mask=inside, other=0.0)
             tl.store(to + index, x, mask=inside)
-    meet(table, rank, count, 0, WORLD)
+    barrier(table, rank, count, 0, WORLD)
     half = area(table, rank, count, dtype)
     for start in range(first, part, step):
         index = start + tl.arange(0, TILE)
         inside = (index < part) & (rank * part + index < num_values)
         total = sum_slots(half + index, inside, slot, WORLD).to(dtype)
         send(total, table, rank, count, sums + rank * slot + index, inside, WORLD)
-    meet(table, rank, count, 1, WORLD)
+    barrier(table, rank, count, 1, WORLD)
     for source in tl.static_range(WORLD):
         for start in range(first, part, step):
             index = start + tl.arange(0, TILE)

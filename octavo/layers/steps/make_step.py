@@ -1,0 +1,45 @@
+"""The one place that chooses a step's attention: prepared for C, GPU kernels, or the public operators."""
+
+import torch
+
+from octavo.attention import AttentionMetadata, KVCache
+from octavo.attention.implementations import choose_impl
+from octavo.errors import ConfigError
+from octavo.layers.steps import cpu_step
+from octavo.layers.steps.operator_step import AttentionStep, OperatorStep
+
+
+def make_step(
+    kv_cache: KVCache,
+    metadata: AttentionMetadata,
+    *,
+    num_heads: int,
+    impl: str,
+    dtype: torch.dtype,
+    deterministic: bool = False,
+) -> AttentionStep:
+    """Return the fastest AttentionStep that `impl` allows.
+
+    Args:
+        kv_cache: all layers.
+        metadata: the step.
+        num_heads: H.
+        impl: attention implementation.
+        dtype: of queries.
+        deterministic: a token's result must not depend on what else is in the step; "triton" alone can.
+
+    Raises:
+        ConfigError: deterministic, and `impl` is not "triton" here.
+    """
+    if not deterministic and cpu_step.unsupported_reason(kv_cache, impl, dtype) is None:
+        return cpu_step.CpuStep(kv_cache, metadata, num_heads=num_heads)
+    if choose_impl(impl, kv_cache.data.device.type, kv_cache.data.dtype, dtype) == "triton":
+        from octavo.layers.steps.gpu_step import TritonStep
+
+        return TritonStep(kv_cache, metadata, num_heads=num_heads, deterministic=deterministic)
+    if deterministic:
+        raise ConfigError(
+            f'deterministic=True needs attention_impl="triton" on an NVIDIA GPU, got {impl!r} on '
+            f"{kv_cache.data.device}; use deterministic=False"
+        )
+    return OperatorStep(kv_cache, metadata, num_heads, impl)
