@@ -60,7 +60,7 @@ def main() -> None:
 def with_float8_rows(layer: Float8CpuLinear, x: Tensor) -> Tensor:
     """What a float8 layer returns of rows in float8."""
     values, scales = quantise_rows(x)
-    return layer._dequantised(values.float() * scales)
+    return layer.multiply_dequantised(values.float() * scales)
 
 
 def compare(model: str, quantization: str) -> dict[str, float]:

@@ -24,6 +24,7 @@ from support.common import make_parser, publish, table
 from support.gpu_timing import copy_rate, graph_seconds, matrix_rate
 from torch import Tensor
 
+from octavo.forms.base import ExpertsWeight
 from octavo.forms.float_experts import ExpertWeight
 from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight, num_spans, pack_exponents
 from octavo.forms.packed_experts import PackedExpertWeight
@@ -130,7 +131,7 @@ class Layers:
         self.norm = RMSNorm(random(shape.hidden), 1e-6)
 
     @property
-    def weights(self) -> tuple[AnyExpertWeight, AnyExpertWeight]:
+    def weights(self) -> tuple[ExpertsWeight, ExpertsWeight]:
         """Of one copy."""
         return self.experts[0].gate_up, self.experts[0].down
 

@@ -139,7 +139,7 @@ def test_compile_says_where_kernels_lie(capsys: pytest.CaptureFixture[str], tiny
 
 
 @pytest.mark.parametrize(
-    "name", ["attention.cpu.kernel.unsupported_reason", "gemm.cpu.library.compile_failure"]
+    "name", ["attention.cpu.c_calls.unsupported_reason", "gemm.cpu.library.compile_failure"]
 )
 def test_compile_fails_where_kernels_cannot_be_compiled(
     capsys: pytest.CaptureFixture[str], tiny: str, monkeypatch: pytest.MonkeyPatch, name: str
