@@ -14,7 +14,7 @@ from compiled_launches import compiled_by, empty
 
 from octavo.forms.float_experts import ExpertWeight
 from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight, num_spans
-from octavo.forms.packed import span_of
+from octavo.forms.packed import span_columns
 from octavo.forms.packed_experts import PackedExpertWeight
 from octavo.gemm.expert_choice import Choice
 from octavo.gemm.portable.experts import grouped_gemm, pair_gemv
@@ -44,8 +44,8 @@ def mxfp4_weight(number: int = 32):
 
 def packed_weight(number: int = 128, size: int = 2048):
     group = 128
-    spans = -(-size // span_of(4))
-    pairs = integers(number, spans * span_of(4) // group, 128)
+    spans = -(-size // span_columns(4))
+    pairs = integers(number, spans * span_columns(4) // group, 128)
     factors = empty(number, 2, dtype=torch.float32)
     return PackedExpertWeight(4, size, group, integers(number, 128, spans * 32), pairs, factors)
 

@@ -12,7 +12,7 @@ from compile_hopper import figures_of
 from compiled_launches import compiled_by, empty
 
 from octavo.forms.float_experts import ExpertWeight
-from octavo.forms.packed import GroupedWeight
+from octavo.forms.packed import PackedWeight
 from octavo.gemm.portable.experts.route_token import norm_and_route
 from octavo.gemm.portable.experts.router_logits import router_logits
 from octavo.gemm.portable.invariant import invariant_linear
@@ -23,10 +23,10 @@ from octavo.gemm.portable.skinny import skinny_linear
 from octavo.gemm.stacked_experts import StackedExperts
 
 
-def dense(rows: int, size: int = 2048) -> GroupedWeight:
+def dense(rows: int, size: int = 2048) -> PackedWeight:
     """A weight in 4 bits."""
     words, pairs = integers(rows, size // 8), integers(size // 128, rows)
-    return GroupedWeight(4, size, 128, words, pairs, 1.0, None, integers(64))
+    return PackedWeight(4, size, 128, words, pairs, 1.0, None, integers(64))
 
 
 def floats(rows: int, size: int = 2048) -> ExpertWeight:
