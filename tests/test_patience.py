@@ -13,8 +13,8 @@ import pytest
 from octavo import patience as octavo_patience
 from octavo.attention.cpu.c_calls import ATTENTION
 from octavo.child_process import ChildProcess
-from octavo.kernels.c import compile as compiling
-from octavo.kernels.c.compile import KernelUnavailableError
+from octavo.kernels.c import compiler as compiling
+from octavo.kernels.c.compiler import KernelUnavailableError
 from octavo.patience import Patience, communicate, work_of
 
 pytestmark = pytest.mark.skipif(

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from octavo.attention.cpu.c_calls import ATTENTION
-from octavo.kernels.c import compile as cpu_compile
-from octavo.kernels.c.compile import KernelUnavailableError, cache_folder, load_library, openmp_library
+from octavo.kernels.c import compiler as cpu_compile
+from octavo.kernels.c.compiler import KernelUnavailableError, cache_folder, load_library, openmp_library
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import sys
 import triton.language as tl
 from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
 
-from octavo.gemm.hopper.mxfp4.mxfp4_gemv_kernel import Operands, Shape, expert_gemv_kernel
+from octavo.gemm.hopper.mxfp4.mxfp4_gemv import Operands, Shape, mxfp4_gemv_kernel
 from octavo.gemm.hopper.mxfp4.mxfp4_gemv_tiling import REGISTERS, WARPS, copy_boxes, mxfp4_gemv_tiling_for
 
 # K, experts of a token, activation, whether there are biases, and a residual.
@@ -34,7 +34,7 @@ def compile_case(size, chosen, activation, biased, adds):
         *("*bf16", "i32", Shape(*map(tl.constexpr, shape))),
     ]
     options = {"num_warps": WARPS, "maxnreg": REGISTERS, "launch_pdl": True}
-    compiled = compiled_kernel(expert_gemv_kernel, arguments, **options)
+    compiled = compiled_kernel(mxfp4_gemv_kernel, arguments, **options)
     code = inspect_cubin(compiled, "nvdisasm", "-c")
     return figures_of(compiled) | {
         "spills": count_spills(code),

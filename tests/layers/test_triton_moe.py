@@ -166,7 +166,7 @@ def test_experts(
 @pytest.mark.parametrize("tma", [False, True])
 @pytest.mark.parametrize("num_slots", [1, 2])
 def test_any_tiling_computes_the_same(device: str, dtype: torch.dtype, num_slots: int, tma: bool) -> None:
-    from octavo.gemm.portable.experts.grouped import grouped_gemm
+    from octavo.gemm.portable.experts.grouped_gemm import grouped_gemm
     from octavo.gemm.portable.experts.sort_pairs import sort_pairs
 
     gate_up, down = make_weights(3, 40, 72, device, dtype)

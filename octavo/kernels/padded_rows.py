@@ -1,7 +1,7 @@
 """Matrices whose storage has room for whole tiles of rows.
 
-TMA takes long to fill the rows of a tile that a tensor does not have: 3 ns each, where a tile takes 300. So
-kernels let it copy what lies behind the last row, and store nothing of it.
+TMA is slow at filling rows of a tile that a tensor lacks: 3 ns each, where a whole tile takes 300. So kernels
+let it copy whatever lies behind the last row, and store nothing of it.
 """
 
 import torch
@@ -15,10 +15,10 @@ def new_rows(like: Tensor, num_rows: int, num_columns: int, dtype: torch.dtype |
     """Return a new contiguous [num_rows, num_columns] with room for a multiple of TILE_ROWS rows behind it.
 
     Args:
-        like: says where; and, if dtype is None, which dtype.
+        like: a tensor on the same device, and of the same dtype if dtype is None.
         num_rows: any number; a single row gets no room.
         num_columns: any number.
-        dtype: of the result.
+        dtype: the result's.
     """
     room = num_rows if num_rows <= 1 else -(-num_rows // TILE_ROWS) * TILE_ROWS
     return like.new_empty(room, num_columns, dtype=dtype)[:num_rows]
@@ -29,7 +29,7 @@ def readable_rows(x: Tensor, multiple: int) -> int:
 
     Args:
         x: [M, K], M at least 1, last dimension contiguous.
-        multiple: of rows.
+        multiple: a number of rows.
     """
     num_rows, num_columns = x.shape
     apart = x.stride(0)

@@ -1,4 +1,4 @@
-"""The kernel of experts in MXFP4 for Hopper GPUs: numbers of 4 bits become operands in registers.
+"""The persistent grouped GEMM of experts in MXFP4 for Hopper GPUs: 4 bits become operands in registers.
 
     TMA warp (_fetch)                    two warpgroups (_multiply)
 
@@ -8,27 +8,30 @@
         wait free[stage]                     wait filled[stage]
         words, rows of x --> stage           words --> registers
                                              for each atom of 64 columns:
-                                               bits --> bfloat16, scaled (unpack)
+                                               bits --> bfloat16, scaled
                                                wgmma: sums += weights x rows
                                                the wgmma before is done; its stage, once read, is free
                                            epilogue, store
 
-Tiles are 128 rows of an expert's weight and some rows of x that chose it; a list of those is made on the
-device (sorted_rows). Programs stay, one or two on each SM, and take tiles in turn: words of the next one come
-while results are stored.
+A tile is 128 rows of an expert's weight and a block of the rows of x that chose it; the list of tiles is made
+on the device (sorted_rows). Programs are persistent, one or two per SM, and take tiles in turn: words of the
+next tile arrive while results are stored.
 
 Results are computed transposed, [weight rows, rows of x]: tensor cores take their first operand from
-registers, so that a weight never touches shared memory once it is a float. It is put together while the one
-before it is multiplied.
+registers, so a weight never touches shared memory once it is a float. It is unpacked while the one before it
+is multiplied (unpack_operands).
 
 Shared memory of a stage:
 
     rows     2 atoms | rows of x | 64 columns
     words    128 rows of the weight | 16 words; with an activation 8 rows of gate and 8 of up by turns
+
+Imported only where Triton runs.
 """
 
 from typing import Any, NamedTuple
 
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -37,15 +40,23 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from octavo.gemm.hopper.floats.dense_gemv_kernel import ceil_div
-from octavo.gemm.hopper.mxfp4.mxfp4_rows_epilogue import finish
-from octavo.gemm.hopper.mxfp4.mxfp4_rows_tiling import ATOM, SPAN, TILE
-from octavo.gemm.hopper.mxfp4.mxfp4_unpack import unpacked
-from octavo.gemm.hopper.packed.results import weight_rows
+from octavo.errors import InvalidArgumentError
+from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight
+from octavo.gemm.hopper.gemv_tiles import ceil_div
+from octavo.gemm.hopper.mxfp4.mxfp4_rows_tiling import ATOM, SPAN, TILE, Mxfp4ManyTiling, unsupported_reason
+from octavo.gemm.hopper.transposed_epilogue import finish_experts, weight_rows
+from octavo.gemm.hopper.unpack_operands import unpack_mxfp4
+from octavo.kernels.descriptor import describe_matrix
+from octavo.kernels.device import num_multiprocessors
+from octavo.kernels.launch import constants, launch, overlaps
+from octavo.kernels.padded_rows import new_rows, readable_rows
 from octavo.kernels.ring import claim_stage, free_stage, make_ring, wait_for_stage
 
+# Two warpgroups multiply.
+NUM_WARPS = 8
 _ATOM = gl.constexpr(ATOM)
 _SPAN = gl.constexpr(SPAN)
 _TILE = gl.constexpr(TILE)
@@ -57,9 +68,9 @@ class Shape(NamedTuple):
 
     Attributes:
         size: K.
-        rows: of x in a tile.
+        rows: rows of x in a tile.
         stages: spans in shared memory.
-        activation: of gate and up, None for down.
+        activation: gate and up's, None for down.
     """
 
     size: Any
@@ -74,8 +85,8 @@ class Operands(NamedTuple):
     Attributes:
         exponents: [E, spans, N] int32.
         bias: [E, N], or None.
-        tiles: of rows, see sorted_rows.
-        pairs: of down, [P] int32: where a sorted row's result belongs.
+        tiles: tiles of rows, see sorted_rows.
+        pairs: for down, [P] int32: where a sorted row's result belongs.
     """
 
     exponents: Any
@@ -92,8 +103,67 @@ class _Pipe(NamedTuple):
     ring: Any
 
 
+def expert_gemm(
+    x: Tensor,
+    weight: Mxfp4ExpertWeight,
+    tiles: Tensor,
+    tiling: Mxfp4ManyTiling,
+    *,
+    activation: str | None = None,
+    pairs: Tensor | None = None,
+) -> Tensor:
+    """Multiply sorted rows with the weight of their expert; sums are float32.
+
+    Args:
+        x: [P, K] bfloat16, contiguous, in the order of experts.
+        weight: [E, N, K], see mxfp4_rows_tiling.unsupported_reason; with an activation [gate | up] along N.
+        tiles: tiles of x, see sorted_rows.sort_rows.
+        tiling: its `rows` is the height of the tiles.
+        activation: gate and up's, a name of kernels.activation; None for down.
+        pairs: [P] int32, where each row's result belongs; None: where x is.
+
+    Returns:
+        A new [P, N], or [P, N / 2] with an activation, dtype of x; rows of no tile are not set.
+
+    Raises:
+        InvalidArgumentError: unsupported_reason gives one.
+    """
+    reason = unsupported_reason(x, weight)
+    if reason is not None:
+        raise InvalidArgumentError(f"the GEMM of experts cannot run: {reason}")
+    _, num_weight_rows, size = weight.shape
+    words = weight.words.flatten(0, 1)
+    if activation is None:
+        num_columns, box = num_weight_rows, [1, TILE, 16]
+    else:
+        num_columns, box = num_weight_rows // 2, [1, TILE // 16, 2, 8, 16]
+        words = words.unflatten(1, (2, -1, 8)).transpose(1, 2)
+    out = new_rows(x, len(x), num_columns)
+    shape = Shape(size=size, rows=tiling.rows, stages=tiling.stages, activation=activation)
+    launch(
+        mxfp4_persistent_kernel,
+        (tiling.programs * num_multiprocessors(x.device),),
+        x_matrix=_describe_rows(x, tiling.rows),
+        words_matrix=describe_matrix(words, box, swizzle_bytes=64),
+        operands=Operands(exponents=weight.exponents, bias=weight.bias, tiles=tiles, pairs=pairs),
+        out=out,
+        num_columns=num_columns,
+        shape=constants(shape),
+        num_warps=NUM_WARPS,
+        maxnreg=tiling.registers,
+        launch_pdl=overlaps(x),
+    )
+    return out
+
+
+def _describe_rows(x: Tensor, rows: int) -> TensorDescriptor:
+    """Describe x [P, K] as [K / 64, P, 64], of which a copy has two: a span of `rows` rows."""
+    readable = x.as_strided((readable_rows(x, rows), x.shape[1]), x.stride(), x.storage_offset())
+    return describe_matrix(readable.unflatten(1, (-1, ATOM)).transpose(0, 1), [2, rows, ATOM])
+
+
 @gluon.jit
-def expert_gemm_kernel(x_matrix, words_matrix, operands, out, num_columns, shape):
+def mxfp4_persistent_kernel(x_matrix, words_matrix, operands, out, num_columns, shape):
     """Grid: any number of programs, which take tiles in turn.
 
     Args:
@@ -170,7 +240,7 @@ def _multiply(pipe, operands, out, num_columns, shape):
         expert, first, end = _rows_of(operands, tile // across)
         column = tile % across
         sums = _sum_spans(pipe, step, operands, expert, column, num_columns, shape, SUMS)
-        finish(sums, operands, out, expert, first, end, column, num_columns, shape, SUMS)
+        finish_experts(sums, operands, out, expert, first, end, column, num_columns, shape, SUMS)
         step += ceil_div(shape.size, _SPAN)
 
 
@@ -192,7 +262,7 @@ def _sum_spans(pipe, step, operands, expert, tile, num_columns, shape, SUMS: gl.
     exponents_at = operands.exponents + expert.to(gl.int64) * SPANS * num_columns * HALVES + row
     exponents = gl.load(exponents_at)
     sums = gl.zeros([_TILE, shape.rows], gl.float32, SUMS)
-    # Tensor cores still read it while the next one is put together.
+    # Tensor cores still read this operand while the next one is unpacked.
     before = gl.zeros([_TILE, _ATOM], gl.bfloat16, A)
     stage = wait_for_stage(pipe.ring, step, shape.stages)
     units = _read_units(pipe, stage, A)
@@ -201,14 +271,14 @@ def _sum_spans(pipe, step, operands, expert, tile, num_columns, shape, SUMS: gl.
         now = exponents
         exponents_at += gl.where(span + 1 < SPANS, num_columns * HALVES, 0)
         exponents = gl.load(exponents_at)
-        weights = unpacked(units, now, 0, A)
+        weights = unpack_mxfp4(units, now, 0, A)
         sums = warpgroup_mma(weights, rows.index(0).permute((1, 0)), sums, is_async=True)
         sums, before = warpgroup_mma_wait(1, deps=(sums, before))
         done = gl.where(stage > 0, stage - 1, shape.stages - 1)
         mbarrier.arrive(pipe.ring.free.index(done), count=1, pred=span > 0)
         before = weights
-        weights = unpacked(units, now, 1, A)
-        # The words of the next span, while this one is multiplied.
+        weights = unpack_mxfp4(units, now, 1, A)
+        # The words of the next span are read while this one is multiplied.
         step += gl.where(span + 1 < SPANS, 1, 0)
         stage = gl.where(span + 1 < SPANS, gl.where(stage + 1 < shape.stages, stage + 1, 0), stage)
         mbarrier.wait(pipe.ring.filled.index(stage), (step // shape.stages) & 1)

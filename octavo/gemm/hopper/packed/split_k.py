@@ -1,4 +1,4 @@
-"""Which spans a program multiplies, and how parts of a stripe, sums of some of its spans, come together.
+"""Split-K with programs of equal work: which spans a program multiplies, and how partial sums come together.
 
 A stripe is a tile of the weight, and as many rows of x as a program multiplies it by; a unit is one span of a
 stripe. Programs share all units equally, each a run of neighbours:
@@ -6,10 +6,10 @@ stripe. Programs share all units equally, each a run of neighbours:
     units of stripes    0 0 0 0 0 0 | 1 1 1 1 1 1 | 2 2 2 2 2 2
     programs            0 0 0 0 1 1   1 1 2 2 2 2   3 3 3 3 4 4 ...
 
-The last of the programs that share a stripe adds up all parts, in their order; the others store
-theirs and count them. A program begins with its last stripe, and thus with a part that another one waits
-for; what it waits for itself, it needs at the very end. Programs wait only for those with lower numbers, and
-GPUs start programs in the order of their numbers: so none waits for one that finds no room.
+When several programs share a stripe, the last one adds up all parts, in their order; the others store theirs
+and count them. A program begins with its last stripe, and thus with a part that another one waits for; the
+parts that it waits for itself, it needs at the very end. Programs wait only for those with lower numbers, and
+GPUs start programs in the order of their numbers, so none waits for one that finds no room.
 """
 
 from typing import Any, NamedTuple
@@ -21,8 +21,26 @@ from triton.language import debug_barrier
 from octavo.forms.packed import TILE
 
 _TILE = gl.constexpr(TILE)
-# Sums that are fetched at a time: of each thread 64, or 128 where it has registers for them.
+# Sums fetched at a time: 64 per thread, or 128 where registers allow it.
 _FETCHED = gl.constexpr(16384)
+
+
+class Work(NamedTuple):
+    """The size of the whole work.
+
+    Attributes:
+        num_rows: M.
+        num_columns: columns of the result.
+        num_spans: spans in a row of the weight.
+        num_units: spans of all stripes.
+        num_groups: groups of rows of x; stripes of the same rows of the weight are neighbours.
+    """
+
+    num_rows: Any
+    num_columns: Any
+    num_spans: Any
+    num_units: Any
+    num_groups: Any
 
 
 class Parts(NamedTuple):
@@ -100,7 +118,7 @@ def add_parts(sums, stripe, parts, work, shape, LAYOUT: gl.constexpr):
         arrived = gl.atomic_add(counter, 0, sem="acquire", scope="gpu")
         while arrived < program - first:
             arrived = gl.atomic_add(counter, 0, sem="acquire", scope="gpu")
-        # For the next launch, which waits until this one has ended.
+        # The next launch needs zeros, and waits until this one has ended.
         gl.store(counter, 0)
         offsets = _offsets(shape.rows, LAYOUT)
         for begin in range(first, program, WIDE):

@@ -1,20 +1,21 @@
-"""What products of the experts' GEMV read from shared memory: weights as they came, rows of x as kept here.
+"""Operands and epilogue of the MXFP4 GEMV: weights as TMA copied them, rows of x as kept here.
 
-    numbers of MXFP4    become bfloat16 that are 2 ** -126 as large, by shifts and a mask (moe.triton.mxfp4)
+    numbers of MXFP4    become bfloat16 that are 2 ** -126 as large, by shifts and a mask (unpack_operands)
     rows of x           are 2 ** 64 as large, so that products of such numbers are ordinary floats
     a block of 32       is one product of tensor cores, and then multiplied by its power of two
 
-Each thread reads 16 bytes of words, four neighbours, as a left operand of `mma`. So x is read by eight
-neighbours, too.
+Each thread reads 16 bytes of words, four neighbours, as a left operand of `mma`. Hence it reads eight
+neighbours of x, too.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
-from octavo.gemm.hopper.floats.dense_gemv_kernel import ceil_div
-from octavo.gemm.hopper.mxfp4.mxfp4_bits import BITS
+from octavo.gemm.hopper.gemv_tiles import ceil_div
 from octavo.gemm.hopper.mxfp4.mxfp4_gemv_tiling import COLUMNS, SPAN, WARPS
+from octavo.gemm.hopper.unpack_operands import MXFP4_BITS
+from octavo.kernels.activation import gate_and_up
 
 _WARPS = gl.constexpr(WARPS)
 _COLUMNS = gl.constexpr(COLUMNS)
@@ -22,14 +23,14 @@ _ROWS = gl.constexpr(2 * COLUMNS)
 _SPAN = gl.constexpr(SPAN)
 _BLOCK = gl.constexpr(SPAN // 4)
 BLOCKS = gl.constexpr(4)
-"""How many blocks a span has."""
+"""Blocks of a span."""
 _LARGER = gl.constexpr(2.0**64)
 SMALLER = gl.constexpr(2.0**-64)
-"""What undoes that rows of x are larger."""
+"""The factor that undoes the scaling of rows of x."""
 
 PRODUCT = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8]))
 """Layout of a product, [W, rows, 8]."""
-# An expert's words as units of 16 bits, [W, 8, 32], as tensor cores want the rows of a left operand.
+# Layout of an expert's words as units of 16 bits, [W, 8, 32], as tensor cores want rows of a left operand.
 _HALF = gl.constexpr(
     gl.DistributedLinearLayout(
         [[0, 0, 1], [0, 0, 2], [0, 0, 4]],
@@ -39,7 +40,7 @@ _HALF = gl.constexpr(
         [WARPS, COLUMNS, SPAN // 4],
     )
 )
-# An expert's exponents, [W, 8].
+# Layout of an expert's exponents, [W, 8].
 _EXPONENTS = gl.constexpr(
     gl.DistributedLinearLayout(
         [],
@@ -49,7 +50,7 @@ _EXPONENTS = gl.constexpr(
         [WARPS, COLUMNS],
     )
 )
-# The layout of x, [W, halves, 4, 32], as tensor cores want [W, 32, 8].
+# Layout of x, [W, halves, 4, 32], as tensor cores want [W, 32, 8].
 _ROW = gl.constexpr(
     gl.DistributedLinearLayout(
         [[0, 0, 0, 1], [0, 0, 0, 2], [0, 0, 0, 4]],
@@ -59,9 +60,9 @@ _ROW = gl.constexpr(
         [WARPS, 2, 4, SPAN // 4],
     )
 )
-# Two bfloat16 numbers of a block of each word.
+# PTX that takes a block's two bfloat16 numbers out of each word.
 _NUMBERS = gl.constexpr(
-    tuple(f"{{ .reg .b32 bits, more; {statements} mov.b32 $0, bits; }}" for statements in BITS)
+    tuple(f"{{ .reg .b32 bits, more; {statements} mov.b32 $0, bits; }}" for statements in MXFP4_BITS)
 )
 
 
@@ -99,10 +100,10 @@ def multiply_block(words, exponents, x, block: gl.constexpr):
     """Return products of a block, [W, rows, 8] float32, 2 ** 64 as large as they are.
 
     Args:
-        words: of load_words or load_two_words.
-        exponents: of load_exponents or load_two_exponents.
-        x: load_x's.
-        block: of the span.
+        words: see load_words and load_two_words.
+        exponents: see load_exponents and load_two_exponents.
+        x: see load_x.
+        block: block of the span.
     """
     numbers = gl.inline_asm_elementwise(
         _NUMBERS[block], "=r,r", [words], dtype=gl.bfloat16, is_pure=True, pack=2
@@ -161,3 +162,82 @@ def load_two_exponents(exponents, place):
     second = exponents.index(place + 1)._reinterpret(gl.int32, SIZES, SHARED).load(_EXPONENTS)
     both = gl.join(first, second).permute([0, 2, 1]).reshape([_WARPS, _ROWS])
     return gl.convert_layout(both, gl.SliceLayout(2, PRODUCT), assert_trivial=True)
+
+
+@gluon.jit
+def load_choice(operands, shape):
+    """Return the token's experts and their factors, a tuple each."""
+    experts = ()
+    factors = ()
+    for index in gl.static_range(shape.chosen):
+        experts = experts + (gl.load(operands.experts + index),)  # noqa: RUF005
+        factors = factors + (gl.load(operands.factors + index),)  # noqa: RUF005
+    return experts, factors
+
+
+@gluon.jit
+def load_epilogue(operands, out, experts, number, column, inside, num_columns, shape):
+    """Return the operands of a tile's epilogue.
+
+    Args:
+        operands, out, num_columns, shape: see mxfp4_gemv_kernel.
+        experts: see load_choice.
+        number: the index of gate and up's expert.
+        column: columns of the results.
+        inside: which of them exist.
+
+    Returns:
+        The biases of gate and of up, or for down of each expert; and the residual, 0.0 without one.
+    """
+    biases = ()
+    old = 0.0
+    if operands.bias is not None:
+        if shape.activation is None:
+            for index in gl.static_range(shape.chosen):
+                bias = _load_bias(operands, experts[index], column, inside, num_columns, shape)
+                biases = biases + (bias,)  # noqa: RUF005
+        else:
+            expert = experts[0]
+            for index in gl.static_range(1, shape.chosen):
+                expert = gl.where(number == index, experts[index], expert)
+            for half in gl.static_range(2):
+                at = half * num_columns + column
+                bias = _load_bias(operands, expert, at, inside, 2 * num_columns, shape)
+                biases = biases + (bias,)  # noqa: RUF005
+    if shape.adds:
+        old = gl.load(out + column, mask=inside, other=0.0).to(gl.float32)
+    return biases, old
+
+
+@gluon.jit
+def _load_bias(operands, expert, column, inside, num_weight_rows, shape):
+    """Return an expert's biases, 0 if another rank holds it."""
+    at = operands.bias + expert.to(gl.int64) * num_weight_rows + column
+    return gl.load(at, mask=inside & (expert < shape.held), other=0.0).to(gl.float32)
+
+
+@gluon.jit
+def finish(sums, biases, factors, shape, OUT: gl.constexpr):
+    """Return the results of a tile, without the residual.
+
+    Args:
+        sums: the warps' sums of gate and of up, [2, W, rows] in shared memory; for down only the first, the
+            sums of two experts times their factors.
+        biases: see load_epilogue.
+        factors: see load_choice.
+        shape: see mxfp4_gemv.Shape.
+        OUT: layout of the results.
+    """
+    if shape.activation is None:
+        result = gl.sum(sums.index(0).slice(0, _COLUMNS, 1).load(OUT.parent), 0)
+        result += gl.sum(sums.index(0).slice(_COLUMNS, _COLUMNS, 1).load(OUT.parent), 0)
+        for index in gl.static_range(len(biases)):
+            result += factors[index] * biases[index]
+    else:
+        gate = gl.sum(sums.index(0).load(OUT.parent), 0)
+        up = gl.sum(sums.index(1).load(OUT.parent), 0)
+        if len(biases) > 0:
+            gate += biases[0]
+            up += biases[1]
+        result = gate_and_up(gate, up, shape.activation)
+    return result

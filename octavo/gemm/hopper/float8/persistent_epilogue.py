@@ -1,17 +1,93 @@
-"""The epilogue of many_linear: scales, bias, activation, residual."""
+"""The persistent GEMM of float8 rows: its constants, the order of its tiles, and its epilogue."""
+
+from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from octavo.gemm.hopper.float8.many_tiling import HALF_ROWS
+from octavo.gemm.hopper.float8.many_tiling import HALF_ROWS, TILE_ROWS
 from octavo.kernels.activation import activate
 
 _HALF = gl.constexpr(HALF_ROWS)
-# x / (1 + exp(-x)) by approximate instructions, a quarter as many as exact ones.
+_ROWS = gl.constexpr(TILE_ROWS)
+# x / (1 + exp(-x)) by approximate instructions: a quarter as many as the exact ones.
 _SILU = gl.constexpr(
     """{ .reg .f32 e; mul.f32 e, $1, 0fBFB8AA3B; ex2.approx.ftz.f32 e, e;
     add.f32 e, e, 0f3F800000; rcp.approx.ftz.f32 e, e; mul.f32 $0, $1, e; }"""
 )
+
+
+class Shape(NamedTuple):
+    """Tiling and epilogue, all constants of the kernel.
+
+    Attributes:
+        halves: 2 with an activation, which needs a column of gate and one of up, else 1.
+        columns: columns of the result in a tile's first part.
+        extra: columns in its second part, or 0.
+        stages: steps in shared memory.
+        span: steps whose products tensor cores sum; 1 if tiled.
+        tiled: whether 128 x 128 numbers of the weight share a scale; False: each row has one.
+        group: vertically adjacent tiles that programs take in succession.
+        activation: name or None.
+        adds: whether the result is added to the residual.
+    """
+
+    halves: Any
+    columns: Any
+    extra: Any
+    stages: Any
+    span: Any
+    tiled: Any
+    group: Any
+    activation: Any
+    adds: Any
+
+
+class Work(NamedTuple):
+    """Rows of x, columns of the result, spans of K."""
+
+    num_rows: Any
+    num_columns: Any
+    num_spans: Any
+
+
+class Result(NamedTuple):
+    """The result, whose row r is at out + r * stride, and the operands of its epilogue.
+
+    Attributes:
+        out: pointer.
+        stride: between rows.
+        row_scales: one for each row of x.
+        scales: one for each row of the weight, or for each of its tiles, [tiles along N, spans].
+        bias: one for each row of the weight, or None.
+    """
+
+    out: Any
+    stride: Any
+    row_scales: Any
+    scales: Any
+    bias: Any
+
+
+@gluon.jit
+def num_tiles(work, shape):
+    """Return how many tiles there are."""
+    return gl.cdiv(work.num_rows, _ROWS) * gl.cdiv(work.num_columns, shape.columns + shape.extra)
+
+
+@gluon.jit
+def place(tile, work, shape):
+    """Return the first row and the first column of a tile.
+
+    Tiles run down a group, then to the group on its right: programs that run at the same time share rows and
+    weights.
+    """
+    down = gl.cdiv(work.num_rows, _ROWS)
+    across = gl.cdiv(work.num_columns, shape.columns + shape.extra)
+    first = tile // (shape.group * across) * shape.group
+    within = tile - first * across
+    height = gl.minimum(down - first, shape.group)
+    return (first + within % height) * _ROWS, within // height * (shape.columns + shape.extra)
 
 
 @gluon.constexpr_function
@@ -22,18 +98,18 @@ def sums_layout(width):
 
 @gluon.jit
 def prepare(result, first_row, first_column, COLUMNS: gl.constexpr, work, shape):
-    """Load what the epilogue of a part reads.
+    """Load the operands of a part's epilogue.
 
     Args:
-        result: see tiles.
-        first_row: of a warpgroup.
-        first_column: of the part.
-        COLUMNS: of the part.
-        work, shape: see tiles.
+        result: see Result.
+        first_row: the warpgroup's first row.
+        first_column: the part's first column.
+        COLUMNS: columns of the part.
+        work, shape: see there.
 
     Returns:
-        Scales of rows of x, of the weight's rows (gate), of those of up, and the residual; the last two only
-        where there are any.
+        Scales of rows of x, of the weight's rows (or gate's), of up's, and the residual; placeholders stand
+        for the last two where there are none.
     """
     OUT: gl.constexpr = sums_layout(COLUMNS)
     SCALES: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
@@ -61,11 +137,11 @@ def finish(sums, part, staged, result, first_column, work, shape):
 
     Args:
         sums: [64, rows of the weight].
-        part: what prepare returned.
+        part: see prepare.
         staged: [64, columns] in shared memory.
-        result: see tiles.
-        first_column: of the part.
-        work, shape: see tiles.
+        result: see Result.
+        first_column: the part's first column.
+        work, shape: see there.
     """
     COLUMNS: gl.constexpr = staged.shape[1]
     OUT: gl.constexpr = sums_layout(COLUMNS)

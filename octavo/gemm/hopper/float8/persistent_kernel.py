@@ -1,4 +1,4 @@
-"""The kernel of many_linear: one warp fetches by TMA, two warpgroups multiply on float8 tensor cores.
+"""The kernel of persistent_gemm: one warp fetches by TMA, two warpgroups multiply on float8 tensor cores.
 
     TMA warp (_fetch)                          two warpgroups (_multiply)
 
@@ -15,13 +15,13 @@
 A tile has 128 rows of x, 64 for each warpgroup, and weights in one part or in two, each as many rows of the
 weight as a power of two: 128 + 64 let 128 programs share gate and up of 12,288 columns.
 
-Float8 tensor cores do not add in full float32: they only add up the products of a span.
+Float8 tensor cores do not accumulate in full float32: they sum only the products of a span.
 
 Shared memory of a stage, a step of 128 columns, and of a tile's results:
 
     rows      two halves | 64 rows | 128 bytes
-    weights   of each part: gate and up | rows of the weight | 128 bytes
-    results   of each part: two halves | 64 rows | columns
+    weights   for each part: gate and up | rows of the weight | 128 bytes
+    results   for each part: two halves | 64 rows | columns
 """
 
 from typing import Any, NamedTuple
@@ -37,9 +37,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from octavo.gemm.hopper.float8.many_epilogue import finish, prepare, sums_layout
-from octavo.gemm.hopper.float8.many_tiles import Work, num_tiles, place
 from octavo.gemm.hopper.float8.many_tiling import HALF_ROWS, STEP
+from octavo.gemm.hopper.float8.persistent_epilogue import Work, finish, num_tiles, place, prepare, sums_layout
 from octavo.kernels.ring import free_stage, make_ring, wait_for_stage, wait_until_free
 
 _HALF = gl.constexpr(HALF_ROWS)
@@ -56,14 +55,14 @@ class _Pipe(NamedTuple):
 
 
 class _Out(NamedTuple):
-    """The result as TMA sees it, and a tile's results in shared memory, of each part."""
+    """For each part, the result as TMA sees it, and a tile's results in shared memory."""
 
     matrices: Any
     staged: Any
 
 
 @gluon.jit(do_not_specialize=["num_rows", "num_columns", "num_spans"])
-def many_kernel(
+def persistent_float8_kernel(
     x_matrix, weight_matrix, extra_matrix, out_matrix, out_extra, result,
     num_rows, num_columns, num_spans, shape,
 ):  # fmt: skip
@@ -72,12 +71,12 @@ def many_kernel(
     Args:
         x_matrix: x as TMA sees it, [M, K], tiles of 64 rows and a step.
         weight_matrix, extra_matrix: the weight, [halves, rows of a half, K], in the tiles of each part.
-        out_matrix, out_extra: the result, in the tiles of each part; with one part extra ones are not read.
-        result: see tiles.
+        out_matrix, out_extra: the result, in the tiles of each part; with one part no extra one is read.
+        result: see Result.
         num_rows: M.
         num_columns: of the result.
         num_spans: of K.
-        shape: see tiles.
+        shape: see Shape.
     """
     gdc_launch_dependents()
     work = Work(num_rows, num_columns, num_spans)
@@ -138,7 +137,7 @@ def _fetch(x_matrix, weight_matrix, extra_matrix, pipe, work, shape):
             filled = pipe.ring.filled.index(stage)
             k = turn * _STEP
             tma.async_copy_global_to_shared(x_matrix, [row, k], filled, pipe.rows.index(stage * 2))
-            # TMA takes long to fill rows that are not there.
+            # A second half past the last row is skipped: TMA is slow at filling missing rows.
             tma.async_copy_global_to_shared(
                 x_matrix, [row + _HALF, k], filled, pipe.rows.index(stage * 2 + 1),
                 pred=row + _HALF < work.num_rows,
@@ -183,7 +182,7 @@ def _multiply(pipe, out, result, work, shape, HALF: gl.constexpr):
     for tile in range(gl.program_id(0), num_tiles(work, shape), gl.num_programs(0)):
         row, column = place(tile, work, shape)
         row += HALF * _HALF
-        # Loaded now, needed after the products.
+        # These loads overlap with the products; the epilogue needs them.
         parts = (prepare(result, row, column, shape.columns, work, shape),)
         if shape.extra > 0:
             second = prepare(result, row, column + shape.columns, shape.extra, work, shape)
@@ -192,7 +191,7 @@ def _multiply(pipe, out, result, work, shape, HALF: gl.constexpr):
             sums = _sum_tiled_steps(pipe, step, result, column, work, shape, HALF)
         else:
             sums = _sum_steps(pipe, step, work, shape, HALF)
-        # TMA has read the results of the tile before.
+        # Wait until TMA has read the results of the previous tile.
         tma.store_wait(0)
         for index in gl.static_range(len(parts)):
             begin = column + index * shape.columns
@@ -207,7 +206,7 @@ def _multiply(pipe, out, result, work, shape, HALF: gl.constexpr):
 
 @gluon.jit
 def _sum_steps(pipe, step, work, shape, HALF: gl.constexpr):
-    """Return rows x weights over all of K: float32 [64, rows of the weight], of each part."""
+    """Return rows x weights over all of K, for each part: float32 [64, rows of the weight]."""
     WIDTH: gl.constexpr = shape.halves * shape.columns
     EXTRA: gl.constexpr = shape.halves * shape.extra
     zeros = (gl.zeros([_HALF, WIDTH], gl.float32, sums_layout(WIDTH)),)
@@ -243,7 +242,10 @@ def _sum_steps(pipe, step, work, shape, HALF: gl.constexpr):
 
 @gluon.jit
 def _sum_tiled_steps(pipe, step, result, column, work, shape, HALF: gl.constexpr):
-    """As _sum_steps, times the scales of the weight's tiles. Gate and up each lie in one tile."""
+    """Return what _sum_steps does, times the scales of the weight's tiles.
+
+    Gate and up, hence each half of a program's tile, must stay within one row of scale tiles.
+    """
     WIDTH: gl.constexpr = shape.halves * shape.columns
     LAYOUT: gl.constexpr = sums_layout(WIDTH)
     index = gl.arange(0, WIDTH, gl.SliceLayout(0, LAYOUT))
@@ -260,7 +262,7 @@ def _sum_tiled_steps(pipe, step, result, column, work, shape, HALF: gl.constexpr
         weights = _transposed(pipe.weights, stage, WIDTH)
         products = warpgroup_mma(x, weights, zeros, use_acc=False, is_async=True)
         scale = gl.where(index < shape.columns, gate_scale, up_scale)[None, :]
-        # Those of the next step, while this one is multiplied.
+        # The scales of the next step are loaded while this one is multiplied.
         ahead = gl.minimum(turn + 1, work.num_spans - 1)
         gate_scale, up_scale = gl.load(gate_at + ahead), gl.load(up_at + ahead)
         products = warpgroup_mma_wait(0, deps=(products,))
@@ -279,7 +281,7 @@ def _transposed(buffer, stage, WIDTH: gl.constexpr):
 
 @gluon.jit
 def _wait(products, steps: gl.constexpr):
-    """Wait until only the wgmmas of so many steps run."""
+    """Wait until only the wgmmas of the last `steps` steps are in flight."""
     if len(products) == 1:
         (first,) = products
         first = warpgroup_mma_wait(steps, deps=(first,))

@@ -18,11 +18,11 @@ from octavo.errors import ConfigError
 from octavo.own_files import make_own_folder, opened_own
 from octavo.patience import communicate
 
-# Two seconds of work on an idle machine. The first limit is for a compiler that stands still.
+# Compiling takes two seconds on an idle machine. The first limit is for a compiler that makes no progress.
 _IDLE_S, _BUSY_S = 120.0, 600.0
 _FOLDER = Path(__file__).parent
 _CPUINFO = Path("/proc/cpuinfo")
-# Its fields that code for one CPU depends on: on x86, and on Arm.
+# The fields of /proc/cpuinfo that compiled code depends on, on x86 and on Arm.
 _CPU_FACTS = ("model name", "flags", "CPU implementer", "CPU variant", "CPU part", "Features")
 
 # No -ffast-math, and none of its flags that assume finite numbers: the score of a masked key is -inf.
@@ -57,7 +57,7 @@ class Library:
     included: tuple[Path, ...]
 
 
-# What libraries of several rooms include.
+# Files that libraries of several rooms include.
 TOOLS = (_FOLDER / "team.h", _FOLDER / "vector.c")
 
 
@@ -69,7 +69,7 @@ def load_library(library: Library) -> ctypes.CDLL:
     """
     folder = cache_folder()
     _check_folder(folder)
-    # It may have arguments, as "ccache gcc" has.
+    # CC may have arguments, as in "ccache gcc".
     compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
     path = folder / f"{library.name}-{_fingerprint(compiler, library)}.so"
     try:

@@ -1,17 +1,14 @@
 """The GEMM of many float8 rows on Hopper GPUs, y = epilogue(x W^T); imported only where Triton runs.
 
-The kernel draws its warps, barriers and buffers.
+persistent_kernel draws its warps, barriers and buffers.
 """
 
 import torch
 from torch import Tensor
-from triton.experimental.gluon import language as gl
 
 from octavo.errors import InvalidArgumentError
 from octavo.forms.float8 import Float8Weight
 from octavo.gemm.float8_operands import check_float8
-from octavo.gemm.hopper.float8.many_kernel import many_kernel
-from octavo.gemm.hopper.float8.many_tiles import Result, Shape
 from octavo.gemm.hopper.float8.many_tiling import (
     HALF_ROWS,
     STEP,
@@ -19,11 +16,13 @@ from octavo.gemm.hopper.float8.many_tiling import (
     tiling_for,
     unsupported_reason,
 )
+from octavo.gemm.hopper.float8.persistent_epilogue import Result, Shape
+from octavo.gemm.hopper.float8.persistent_kernel import persistent_float8_kernel
 from octavo.kernels.descriptor import describe_matrix, describe_rows
 from octavo.kernels.device import num_multiprocessors
-from octavo.kernels.launch import launch, overlaps
+from octavo.kernels.launch import constants, launch, overlaps
 
-# Registers of a thread before the warp that fetches gives most of its share to the warpgroups.
+# Registers per thread, before the TMA warp gives most of its share to the warpgroups.
 _REGISTERS = 168
 
 
@@ -38,7 +37,7 @@ def many_linear(
     residual: Tensor | None = None,
     tiling: ManyTiling | None = None,
 ) -> Tensor:
-    """Return epilogue(x W^T + bias); tensor cores add up 512 products at a time, the rest is float32.
+    """Return epilogue(x W^T + bias); tensor cores sum 512 products at a time, all else is float32.
 
     The previous kernel must not write weight, scales or bias.
 
@@ -46,7 +45,7 @@ def many_linear(
         x: [M, K] float8; rows a multiple of 16 bytes apart, last dimension contiguous.
         weight: [N, K], see many_tiling.unsupported_reason; with an activation [gate | up] along N.
         bias, activation, residual: see skinny_linear; the residual's rows as those of x.
-        row_scales: [M] float32 contiguous, in any shape, by which rows of x are to be multiplied.
+        row_scales: [M] float32 contiguous, in any shape: the factor of each row of x.
         dtype: of the result.
         tiling: None: tiling_for's.
 
@@ -63,9 +62,8 @@ def many_linear(
     num_rows, (num_weight_rows, size) = x.shape[0], weight.shape
     if num_rows == 0:
         return out
-    for name, rows in (("x", x), ("the residual", out)):
-        if rows.stride(0) * rows.itemsize % 16 or rows.data_ptr() % 16:
-            raise InvalidArgumentError(f"rows of {name} must begin at 16 bytes, got {rows.stride(0)} apart")
+    _check_alignment("x", x)
+    _check_alignment("the residual", out)
     halves = 1 if activation is None else 2
     is_tiled = weight.height > 1
     if tiling is None:
@@ -75,34 +73,45 @@ def many_linear(
         )
     num_columns = num_weight_rows // halves
     values = weight.values.view(halves, num_columns, size)
-    parts = [tiling.columns, tiling.extra or tiling.columns]
-    shape = Shape(
-        halves,
-        tiling.columns,
-        tiling.extra,
-        tiling.stages,
-        tiling.span,
-        is_tiled,
-        tiling.group,
-        activation,
-        residual is not None,
-    )
+    # With one part, the kernel does not read the extra descriptors.
+    extra = tiling.extra or tiling.columns
     launch(
-        many_kernel,
+        persistent_float8_kernel,
         (num_multiprocessors(x.device),),
-        describe_rows(x, [HALF_ROWS, STEP]),
-        *(describe_matrix(values, [halves, columns, STEP]) for columns in parts),
-        *(_describe_result(out, columns) for columns in parts),
-        Result(out, out.stride(0), row_scales, weight.scales, bias),
-        num_rows,
-        num_columns,
-        -(-size // (STEP * tiling.span)),
-        Shape(*map(gl.constexpr, shape)),
+        x_matrix=describe_rows(x, [HALF_ROWS, STEP]),
+        weight_matrix=describe_matrix(values, [halves, tiling.columns, STEP]),
+        extra_matrix=describe_matrix(values, [halves, extra, STEP]),
+        out_matrix=_describe_result(out, tiling.columns),
+        out_extra=_describe_result(out, extra),
+        result=Result(out=out, stride=out.stride(0), row_scales=row_scales, scales=weight.scales, bias=bias),
+        num_rows=num_rows,
+        num_columns=num_columns,
+        num_spans=-(-size // (STEP * tiling.span)),
+        shape=constants(_make_shape(tiling, activation, is_tiled=is_tiled, adds=residual is not None)),
         num_warps=4,
         maxnreg=_REGISTERS,
         launch_pdl=overlaps(x),
     )
     return out
+
+
+def _check_alignment(name: str, rows: Tensor) -> None:
+    if rows.stride(0) * rows.itemsize % 16 or rows.data_ptr() % 16:
+        raise InvalidArgumentError(f"rows of {name} must begin at 16 bytes, got {rows.stride(0)} apart")
+
+
+def _make_shape(tiling: ManyTiling, activation: str | None, *, is_tiled: bool, adds: bool) -> Shape:
+    return Shape(
+        halves=1 if activation is None else 2,
+        columns=tiling.columns,
+        extra=tiling.extra,
+        stages=tiling.stages,
+        span=tiling.span,
+        tiled=is_tiled,
+        group=tiling.group,
+        activation=activation,
+        adds=adds,
+    )
 
 
 def _describe_result(out: Tensor, columns: int) -> object:
