@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# Scripts of any room import helpers of attention and what all share.
-_HELPERS = (Path(__file__).parents[1] / "attention", Path(__file__).parent)
+# Scripts of any room import what all share.
+_HELPERS = Path(__file__).parent
 
 
 def compiled_figures(script: Path) -> dict[str, Any]:
     """Run a script that compiles kernels and prints JSON, in a process without Triton's interpreter."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join([*map(str, _HELPERS), environment.get("PYTHONPATH", "")])
+    environment["PYTHONPATH"] = os.pathsep.join([str(_HELPERS), environment.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, script], env=environment, capture_output=True, text=True, check=False
     )
