@@ -10,7 +10,7 @@ import sys
 
 import torch
 import triton.language as tl
-from compile_hopper import compiled_kernel, figures_of, inspect_cubin
+from compile_hopper import code_of, compiled_kernel, figures_of
 from triton.compiler import ASTSource
 
 from octavo.forms.mxfp4_experts import Mxfp4ExpertWeight
@@ -38,7 +38,7 @@ def facts_of(kernel, arguments, **options):
     values = [arguments.pop(name) for name in kernel.arg_names]
     assert not arguments, f"no arguments of {kernel}: {arguments}"
     compiled = compiled_kernel(kernel, values, ASTSource, **options)
-    code = inspect_cubin(compiled, "nvdisasm", "-c")
+    code = code_of(compiled)
     return figures_of(compiled) | {"moves": len(re.findall(r"\bPRMT\b", code))}
 
 
