@@ -6,7 +6,7 @@ from typing import Any
 from http_helpers import LiveServer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from random_bodies import PATHS, bodies
+from wild_bodies import PATHS, bodies
 
 
 @settings(

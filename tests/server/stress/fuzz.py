@@ -18,9 +18,9 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from random_bodies import PATHS, bodies
 from server_process import ROOT, ServerProcess
 from stress_report import make_parser, report
+from wild_bodies import PATHS, bodies
 
 # schemathesis ends after so long, as some of what it draws asks for hundreds of answers.
 MAX_SCHEMA_S = 900
