@@ -8,7 +8,7 @@ import re
 import sys
 
 import triton.language as tl
-from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
+from compile_hopper import code_of, compiled_kernel, count_spills, descriptor, figures_of
 
 from octavo.gemm.hopper.mxfp4.mxfp4_persistent import (
     NUM_WARPS,
@@ -43,7 +43,7 @@ def compile_case(size, rows, activation, biased):
     ]
     options = {"num_warps": NUM_WARPS, "maxnreg": tiling.registers, "launch_pdl": True}
     compiled = compiled_kernel(mxfp4_persistent_kernel, arguments, **options)
-    code = inspect_cubin(compiled, "nvdisasm", "-c")
+    code = code_of(compiled)
     return figures_of(compiled) | {
         "spills": count_spills(code),
         "products": len(re.findall(r"\bHGMMA\b", code)),

@@ -9,7 +9,7 @@ import re
 import sys
 
 import torch
-from compile_hopper import figures_of, inspect_cubin
+from compile_hopper import code_of, figures_of
 from compiled_launches import compiled_by, empty
 
 from octavo.forms.float_experts import ExpertWeight
@@ -29,7 +29,7 @@ SIZE = 2880
 def facts_of(call):
     """Figures of the only kernel of a call, and how many instructions move halves or bytes of registers."""
     (compiled,) = compiled_by(call)
-    code = inspect_cubin(compiled, "nvdisasm", "-c")
+    code = code_of(compiled)
     return figures_of(compiled) | {"moves": len(re.findall(r"\bPRMT\b", code))}
 
 

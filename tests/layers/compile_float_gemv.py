@@ -8,7 +8,7 @@ import re
 import sys
 
 import triton.language as tl
-from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
+from compile_hopper import code_of, compiled_kernel, count_spills, descriptor, figures_of
 
 from octavo.gemm.hopper.floats.dense_gemv_tiling import ATOM_BYTES, TILE_ROWS, WARPS
 from octavo.gemm.hopper.floats.expert_gemv_tiling import REGISTERS, float_tiling_for
@@ -41,7 +41,7 @@ def compile_case(size, chosen, tokens, activation, itemsize, width):
     ]
     options = {"num_warps": WARPS, "maxnreg": REGISTERS, "launch_pdl": True}
     compiled = compiled_kernel(float_gemv_kernel, arguments, **options)
-    code = inspect_cubin(compiled, "nvdisasm", "-c")
+    code = code_of(compiled)
     return figures_of(compiled) | {
         "spills": count_spills(code),
         "products": len(re.findall(r"\bHMMA\.16816\.F32\b", code)),

@@ -7,7 +7,7 @@ import json
 import sys
 
 import triton.language as tl
-from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
+from compile_hopper import code_of, compiled_kernel, count_spills, descriptor, figures_of
 
 from octavo.gemm.hopper.floats.dense_gemv_tiling import ATOM_BYTES, TILE_ROWS, WARPS, gemv_tiling_for
 from octavo.gemm.hopper.floats.float_gemv_kernel import Operands, Shape, float_gemv_kernel
@@ -39,7 +39,7 @@ def compile_case(size, kind, norm, activation, adds, height, width):
     ]
     options = {"num_warps": WARPS, "maxnreg": tiling.registers, "launch_pdl": True}
     compiled = compiled_kernel(float_gemv_kernel, arguments, **options)
-    spills = count_spills(inspect_cubin(compiled, "nvdisasm", "-c"))
+    spills = count_spills(code_of(compiled))
     return figures_of(compiled) | {
         **{"spills": spills, "stages": tiling.stages, "blocks": tiling.blocks},
         "step_bytes": tiling.blocks * WARPS * TILE_ROWS * ATOM_BYTES,

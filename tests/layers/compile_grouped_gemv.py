@@ -8,7 +8,7 @@ import re
 import sys
 
 import triton.language as tl
-from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
+from compile_hopper import code_of, compiled_kernel, count_spills, descriptor, figures_of
 
 from octavo.gemm.hopper.floats.dense_gemv_tiling import TILE_ROWS
 from octavo.gemm.hopper.packed.packed_gemv_kernel import Operands, Shape, packed_gemv_kernel
@@ -39,7 +39,7 @@ def compile_case(size, kind, norm, activation, adds):
     ]
     options = {"num_warps": WARPS, "maxnreg": tiling.registers, "launch_pdl": True}
     compiled = compiled_kernel(packed_gemv_kernel, arguments, **options)
-    code = inspect_cubin(compiled, "nvdisasm", "-c")
+    code = code_of(compiled)
     return figures_of(compiled) | {
         "spills": count_spills(code),
         "byte_products": len(re.findall(r"\bIMMA\.16832\.S8\.S8\b", code)),

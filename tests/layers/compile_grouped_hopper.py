@@ -8,7 +8,7 @@ import re
 import sys
 
 import triton.language as tl
-from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
+from compile_hopper import code_of, compiled_kernel, count_spills, descriptor, figures_of
 
 from octavo.forms.packed import PLANE, TILE
 from octavo.gemm.hopper.packed.packed_gemm import NUM_WARPS
@@ -44,7 +44,7 @@ def compile_case(rows, blocks, per_sm, group, kind, activation, adds):
     compiled = compiled_kernel(
         packed_gemm_kernel, arguments, num_warps=NUM_WARPS, maxnreg=tiling.max_registers, launch_pdl=True
     )
-    code = inspect_cubin(compiled, "nvdisasm", "-c")
+    code = code_of(compiled)
     chains = re.findall(r"HGMMA.*", code)
     return figures_of(compiled) | {
         "wgmmas": len(chains),

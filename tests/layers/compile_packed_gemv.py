@@ -8,7 +8,7 @@ import re
 import sys
 
 import triton.language as tl
-from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
+from compile_hopper import code_of, compiled_kernel, count_spills, descriptor, figures_of
 
 from octavo.gemm.hopper.floats.dense_gemv_tiling import TILE_ROWS
 from octavo.gemm.hopper.packed.packed_expert_tiling import REGISTERS, tiling_for
@@ -41,7 +41,7 @@ def compile_case(size, chosen, activation):
     ]
     options = {"num_warps": WARPS, "maxnreg": REGISTERS, "launch_pdl": True}
     compiled = compiled_kernel(packed_gemv_kernel, arguments, **options)
-    code = inspect_cubin(compiled, "nvdisasm", "-c")
+    code = code_of(compiled)
     return figures_of(compiled) | {
         "spills": count_spills(code),
         "products": len(re.findall(r"\bIMMA\b", code)),

@@ -1,22 +1,18 @@
 """Two ranks over gloo compute what one computes."""
 
 import json
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from decoder_harness import DictWeights, PagedSequences, greedy, make_decoder, run_chunked
 from safetensors.torch import load_file, save_file
 
 from octavo.errors import EngineError
 from octavo.models import Decoder, ModelConfig, parameter_shapes
 from octavo.parallel import TensorParallel, connect_gloo, nccl
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
-
-from decoder_harness import DictWeights, PagedSequences, greedy, make_decoder, run_chunked
 
 TINY: dict[str, Any] = {
     # Odd on purpose: the last rank's part of the vocabulary is padded.

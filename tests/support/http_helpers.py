@@ -161,12 +161,20 @@ def start_process(arguments: list[str], folder: Path, **environment: str) -> sub
     )
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait until something is true."""
+def eventually(condition: Callable[[], bool], seconds: float = 60.0, every_s: float = 0.005) -> None:
+    """Wait until something is true; looks that take long should be rare, as they slow what they wait for."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.005)
+        time.sleep(every_s)
+
+
+def answers(url: str, status: int) -> bool:
+    """Whether a GET is answered with a status; loading certificates would take 30 ms for each look."""
+    try:
+        return httpx.get(url, timeout=30, verify=False).status_code == status
+    except httpx.TransportError:
+        return False
 
 
 def chat(text: str, **fields: Any) -> dict:
