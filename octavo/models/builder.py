@@ -74,7 +74,7 @@ class Builder:
     def lm_head(self, embedding_weight: Tensor | TiledBlocks) -> LMHead:
         """The last norm and the head."""
         config = self._config
-        norm = self._norm("model.norm")
+        norm = self._norm("model.norm", 1 / config.logits_scaling)
         weight = embedding_weight
         if not config.tie_word_embeddings:
             weight, _ = self._vocabulary_rows("lm_head.weight")
@@ -87,10 +87,11 @@ class Builder:
             linear = self._linear(weight)
         return LMHead(BlockInput(norm, linear), config.vocab_size, config.final_softcap, self._parallel)
 
-    def _norm(self, name: str) -> RMSNorm:
+    def _norm(self, name: str, factor: float = 1.0) -> RMSNorm:
         # With norms of outputs, what outputs return is summed over ranks already.
         parallel = TensorParallel() if self._config.has_post_norms else self._parallel
-        return RMSNorm(self._norm_weight(name), self._config.rms_norm_eps, parallel)
+        weight = self._norm_weight(name)
+        return RMSNorm(weight if factor == 1.0 else weight * factor, self._config.rms_norm_eps, parallel)
 
     def layer(self, index: int) -> DecoderLayer:
         """Load one layer, then return the temporary memory of reading and packing it."""
@@ -105,7 +106,7 @@ class Builder:
     def _attention(self, prefix: str, index: int) -> AttentionLayer:
         config = self._config
         block = f"{prefix}.self_attn"
-        norm = self._norm(f"{prefix}.input_layernorm")
+        norm = self._norm(f"{prefix}.input_layernorm") if config.has_pre_norms else None
         post_norm = self._norm(f"{prefix}.post_attention_layernorm") if config.has_post_norms else None
         qkv = self._qkv(block)
         output = self._row_parallel(
@@ -131,7 +132,7 @@ class Builder:
         config = self._config
         # Without post-norms, checkpoints call this norm as others call the attention's post-norm.
         norm_name = "pre_feedforward_layernorm" if config.has_post_norms else "post_attention_layernorm"
-        norm = self._norm(f"{prefix}.{norm_name}")
+        norm = self._norm(f"{prefix}.{norm_name}") if config.has_pre_norms else None
         post_norm = self._norm(f"{prefix}.post_feedforward_layernorm") if config.has_post_norms else None
         inner = shard_range(config.intermediate_size, self._parallel, what="feed-forward columns")
         rows = slice(inner.start, inner.stop)

@@ -32,6 +32,8 @@ _ACTIVATIONS = {
 # Constants of gpt-oss's activation.
 _SWIGLU_VALUES = {"swiglu_limit": (LIMIT,), "swiglu_alpha": (SLOPE,)}
 
+# Keys of Granite's factors.
+_MULTIPLIERS = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
 # Keys of unsupported features, and the values, besides null, that switch the feature off.
 _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "partial_rotary_factor": (1,),
@@ -46,6 +48,7 @@ _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "embedding_multiplier": (1,),
     "residual_multiplier": (1,),
     "logits_scaling": (1,),
+    "attention_out_bias": (False,),
     "logit_scale": (1,),
     "clip_qkv": (),
     "use_bidirectional_attention": (False,),
@@ -79,8 +82,10 @@ class ModelConfig:
         has_qkv_bias: q, k and v projections have biases.
         has_output_bias: the attention output projection has a bias.
         has_mlp_bias: the feed-forward projections have biases.
-        has_qk_norm, has_wide_qk_norm, has_post_norms, has_fused_projections, has_sinks: see Family.
+        has_qk_norm, has_wide_qk_norm, has_pre_norms, has_post_norms: see Family.
+        has_fused_projections, has_sinks: see Family.
         embedding_multiplier: factor of embeddings.
+        logits_scaling: divisor of logits.
         attention_scale: factor of q.k.
         attention_softcap: bound of attention scores; 0: none.
         final_softcap: bound of logits; 0: none.
@@ -112,10 +117,12 @@ class ModelConfig:
     has_mlp_bias: bool
     has_qk_norm: bool
     has_wide_qk_norm: bool
+    has_pre_norms: bool
     has_post_norms: bool
     has_fused_projections: bool
     has_sinks: bool
     embedding_multiplier: float
+    logits_scaling: float
     attention_scale: float
     attention_softcap: float
     final_softcap: float
@@ -152,7 +159,8 @@ class ModelConfig:
         ropes = read_ropes(fields, family, rotary_dim)
         layer_ropes = read_layer_ropes(fields, family, layer_types, ropes, rotary_dim)
         used_ropes = tuple(dict.fromkeys(layer_ropes))
-        attention_bias = family.attention_bias == "by_config" and fields.boolean("attention_bias")
+        by_config = family.attention_bias == "by_config"
+        residual = _multiplier(fields, family, "residual_multiplier")
         model = cls(
             architecture=family.architecture,
             vocab_size=fields.integer("vocab_size"),
@@ -164,18 +172,22 @@ class ModelConfig:
             head_dim=head_dim,
             rotary_dim=rotary_dim,
             max_position_embeddings=_max_positions(fields, used_ropes),
-            rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+            # Blocks that add r * y to a stream are blocks that add y to a stream in units of r: a norm of it
+            # is the same with eps / r**2.
+            rms_norm_eps=fields.number("rms_norm_eps", 1e-6) / residual**2,
             norm_weight_offset=family.norm_weight_offset,
             activation=_activation(fields, family),
-            has_qkv_bias=attention_bias or family.attention_bias == "qkv",
-            has_output_bias=attention_bias,
+            has_qkv_bias=(by_config and fields.boolean("attention_bias")) or family.attention_bias == "qkv",
+            has_output_bias=by_config and fields.boolean(family.output_bias_key),
             has_mlp_bias=family.has_mlp_bias_option and fields.boolean("mlp_bias"),
             has_qk_norm=family.has_qk_norm,
             has_wide_qk_norm=family.has_wide_qk_norm,
+            has_pre_norms=family.has_pre_norms,
             has_post_norms=family.has_post_norms,
             has_fused_projections=family.has_fused_projections,
             has_sinks=family.has_sinks,
-            embedding_multiplier=math.sqrt(hidden_size) if family.scales_embeddings else 1.0,
+            embedding_multiplier=_embedding_multiplier(fields, family, hidden_size) / residual,
+            logits_scaling=_multiplier(fields, family, "logits_scaling"),
             attention_scale=_attention_scale(fields, family, head_dim),
             attention_softcap=_softcap(
                 fields, "attn_logit_softcapping", allowed=family.has_attention_softcap
@@ -222,6 +234,7 @@ def _require_neutral(fields: ConfigFields, family: Family) -> None:
     if family.experts is not None:
         neutral = {key: values for key, values in neutral.items() if key not in NUM_EXPERTS_KEYS}
     read = {"no_rope_layers": family.has_nope_layers, "partial_rotary_factor": family.has_partial_rotary}
+    read |= dict.fromkeys(_MULTIPLIERS, family.has_multipliers) | {family.output_bias_key: True}
     fields.require_neutral({key: values for key, values in neutral.items() if not read.get(key)})
 
 
@@ -269,7 +282,18 @@ def _activation(fields: ConfigFields, family: Family) -> str:
     return NAME
 
 
+def _multiplier(fields: ConfigFields, family: Family, name: str) -> float:
+    return fields.number(name, 1.0) if family.has_multipliers else 1.0
+
+
+def _embedding_multiplier(fields: ConfigFields, family: Family, hidden_size: int) -> float:
+    own = math.sqrt(hidden_size) if family.scales_embeddings else 1.0
+    return own * _multiplier(fields, family, "embedding_multiplier")
+
+
 def _attention_scale(fields: ConfigFields, family: Family, head_dim: int) -> float:
+    if family.has_multipliers:
+        return _multiplier(fields, family, "attention_multiplier")
     return (fields.number(family.attention_scale_key) if family.attention_scale_key else head_dim) ** -0.5
 
 

@@ -90,9 +90,13 @@ def _feed_forward_shapes(
 
 
 def _norm_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    names = ["input_layernorm", "post_attention_layernorm"]
+    names = ["post_attention_layernorm"]
+    if config.has_pre_norms:
+        names.insert(0, "input_layernorm")
+    if config.has_pre_norms and config.has_post_norms:
+        names.append("pre_feedforward_layernorm")
     if config.has_post_norms:
-        names += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+        names.append("post_feedforward_layernorm")
     return {f"{name}.weight": (config.hidden_size,) for name in names}
 
 

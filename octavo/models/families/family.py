@@ -45,15 +45,20 @@ class Family:
         has_mlp_bias_option: config.json may switch feed-forward biases on (mlp_bias).
         has_qk_norm: queries and keys are normalised per head, before the rotation.
         has_wide_qk_norm: queries are normalised over all heads before the rotation, and keys likewise.
+        has_pre_norms: attention and feed-forward read the residual stream through a norm.
         has_post_norms: attention and feed-forward outputs are normalised before the residual sum.
         norm_weight_offset: added to stored norm weights; 1 where weight - 1 is stored.
         scales_embeddings: embeddings are multiplied by sqrt(hidden size).
         attention_scale_key: key of the number whose 1 / sqrt scales q.k; None: the head dimension.
+        has_multipliers: config.json has factors of embeddings, of q.k, of what blocks add to the residual
+            stream, and a divisor of logits.
+        output_bias_key: key that switches the bias of the attention's output on.
         activation_key: key that names the feed-forward activation; Gemma ignores its own hidden_act.
         has_attention_softcap: config.json may bound attention scores.
         has_final_softcap: config.json may bound logits.
         has_local_rope: sliding layers have rotary frequencies of their own.
         has_nope_layers: some layers do not rotate queries and keys (no_rope_layers).
+        has_nope_full_layers: in a network with windows, layers without one do not rotate.
         has_partial_rotary: config.json may rotate only a part of each head (partial_rotary_factor).
         has_fused_projections: checkpoints store q, k and v in one matrix, and gate and up in one.
         has_sinks: each query head sees one more key, whose score is a weight and whose value is 0.
@@ -68,15 +73,19 @@ class Family:
     has_mlp_bias_option: bool = False
     has_qk_norm: bool = False
     has_wide_qk_norm: bool = False
+    has_pre_norms: bool = True
     has_post_norms: bool = False
     norm_weight_offset: float = 0.0
     scales_embeddings: bool = False
     attention_scale_key: str | None = None
+    has_multipliers: bool = False
+    output_bias_key: str = "attention_bias"
     activation_key: str = "hidden_act"
     has_attention_softcap: bool = False
     has_final_softcap: bool = False
     has_local_rope: bool = False
     has_nope_layers: bool = False
+    has_nope_full_layers: bool = False
     has_partial_rotary: bool = False
     has_fused_projections: bool = False
     has_sinks: bool = False

@@ -48,11 +48,7 @@ _MISSING: Mapping[str, str] = MappingProxyType(
                 "Qwen2VLForConditionalGeneration Qwen2_5_VLForConditionalGeneration "
                 "Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration",
             ),
-            (
-                "blocks without a norm of their input are not",
-                "Olmo2ForCausalLM Olmo3ForCausalLM Exaone4ForCausalLM",
-            ),
-            ("factors of residual sums and logits are not", "GraniteForCausalLM GraniteMoeForCausalLM"),
+            ("experts with factors of residual sums are not", "GraniteMoeForCausalLM"),
         )
         for name in names.split()
     }
@@ -107,6 +103,15 @@ _GEMMA2 = Family(
         "final_logit_softcapping": 30.0,
         "attn_logit_softcapping": 50.0,
     },
+)
+
+_OLMO2 = Family(
+    architecture="Olmo2ForCausalLM",
+    model_type="olmo2",
+    has_wide_qk_norm=True,
+    has_pre_norms=False,
+    has_post_norms=True,
+    defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "eos_token_id": 50279},
 )
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -211,6 +216,60 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                     "tie_word_embeddings": True,
                     "bos_token_id": 128000,
                     "eos_token_id": 128001,
+                },
+            ),
+            _OLMO2,
+            replace(
+                _OLMO2,
+                architecture="Olmo3ForCausalLM",
+                model_type="olmo3",
+                window_rule="all_but_every_nth",
+                has_local_rope=True,
+                defaults={
+                    **_OLMO2.defaults,
+                    "sliding_window": 4096,
+                    "sliding_window_pattern": 4,
+                    "rope_theta": 500_000.0,
+                },
+            ),
+            Family(
+                architecture="Exaone4ForCausalLM",
+                model_type="exaone4",
+                window_rule="all_but_every_nth",
+                attention_bias="never",
+                has_qk_norm=True,
+                has_pre_norms=False,
+                has_post_norms=True,
+                has_nope_full_layers=True,
+                defaults={
+                    "sliding_window": 4096,
+                    "sliding_window_pattern": 4,
+                    "num_key_value_heads": 32,
+                    "max_position_embeddings": 2048,
+                    "rms_norm_eps": 1e-5,
+                    "bos_token_id": 0,
+                    "eos_token_id": 2,
+                },
+            ),
+            Family(
+                architecture="GraniteForCausalLM",
+                model_type="granite",
+                has_mlp_bias_option=True,
+                has_multipliers=True,
+                defaults={"max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2},
+            ),
+            Family(
+                architecture="SeedOssForCausalLM",
+                model_type="seed_oss",
+                has_mlp_bias_option=True,
+                output_bias_key="attention_out_bias",
+                defaults={
+                    "head_dim": 128,
+                    "num_key_value_heads": 8,
+                    "attention_bias": True,
+                    "max_position_embeddings": 524288,
+                    "bos_token_id": 0,
+                    "eos_token_id": 2,
                 },
             ),
             _GEMMA2,
