@@ -34,6 +34,13 @@ _SWIGLU_VALUES = {"swiglu_limit": (LIMIT,), "swiglu_alpha": (SLOPE,)}
 
 # Keys of Granite's factors.
 _MULTIPLIERS = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
+_DRAFT_KEYS = ("num_nextn_predict_layers", "num_mtp_layers")
+_SHARED_KEYS = (
+    "n_shared_experts",
+    "num_shared_experts",
+    "moe_num_shared_experts",
+    "shared_expert_intermediate_size",
+)
 # Keys of unsupported features, and the values, besides null, that switch the feature off.
 _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "partial_rotary_factor": (1,),
@@ -42,13 +49,14 @@ _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "num_experts": (0,),
     "num_local_experts": (0,),
     "n_routed_experts": (0,),
-    "n_shared_experts": (0,),
-    "shared_expert_intermediate_size": (0,),
+    "moe_num_experts": (0,),
+    **dict.fromkeys(_SHARED_KEYS, (0,)),
     "attention_multiplier": (),
     "embedding_multiplier": (1,),
     "residual_multiplier": (1,),
     "logits_scaling": (1,),
     "attention_out_bias": (False,),
+    "use_bias": (False,),
     "logit_scale": (1,),
     "clip_qkv": (),
     "use_bidirectional_attention": (False,),
@@ -71,10 +79,12 @@ class ModelConfig:
         hidden_size: width of the residual stream.
         intermediate_size: width of the feed-forward block, in layers without experts.
         num_layers: decoder layers.
+        num_draft_layers: layers after these in checkpoints, which predict a token further; they are not run.
         num_heads: query heads.
         num_kv_heads: key/value heads; divides num_heads.
         head_dim: dimension of a head; even.
         rotary_dim: how many of these, the first ones, are rotated by the position; even.
+        rotates_pairs: see Family.
         max_position_embeddings: longest context in tokens, with YaRN's stretching.
         rms_norm_eps: added to mean squares.
         norm_weight_offset: added to stored norm weights; Gemma stores weight - 1.
@@ -104,10 +114,12 @@ class ModelConfig:
     hidden_size: int
     intermediate_size: int
     num_layers: int
+    num_draft_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     rotary_dim: int
+    rotates_pairs: bool
     max_position_embeddings: int
     rms_norm_eps: float
     norm_weight_offset: float
@@ -159,7 +171,8 @@ class ModelConfig:
         ropes = read_ropes(fields, family, rotary_dim)
         layer_ropes = read_layer_ropes(fields, family, layer_types, ropes, rotary_dim)
         used_ropes = tuple(dict.fromkeys(layer_ropes))
-        by_config = family.attention_bias == "by_config"
+        bias_rule = family.attention_bias
+        has_bias = "by_config" in bias_rule and fields.boolean(family.bias_key)
         residual = _multiplier(fields, family, "residual_multiplier")
         model = cls(
             architecture=family.architecture,
@@ -167,20 +180,22 @@ class ModelConfig:
             hidden_size=hidden_size,
             intermediate_size=fields.integer("intermediate_size", maximum=2**24),
             num_layers=num_layers,
+            num_draft_layers=max(fields.integer(name, 0, minimum=0, maximum=64) for name in _DRAFT_KEYS),
             num_heads=num_heads,
             num_kv_heads=fields.integer("num_key_value_heads", num_heads, maximum=num_heads),
             head_dim=head_dim,
             rotary_dim=rotary_dim,
+            rotates_pairs=family.rotates_pairs,
             max_position_embeddings=_max_positions(fields, used_ropes),
             # Blocks that add r * y to a stream are blocks that add y to a stream in units of r: a norm of it
             # is the same with eps / r**2.
             rms_norm_eps=fields.number("rms_norm_eps", 1e-6) / residual**2,
             norm_weight_offset=family.norm_weight_offset,
             activation=_activation(fields, family),
-            has_qkv_bias=(by_config and fields.boolean("attention_bias")) or family.attention_bias == "qkv",
-            has_output_bias=by_config and fields.boolean(family.output_bias_key),
+            has_qkv_bias=has_bias or bias_rule == "qkv",
+            has_output_bias=bias_rule == "by_config" and fields.boolean(family.output_bias_key),
             has_mlp_bias=family.has_mlp_bias_option and fields.boolean("mlp_bias"),
-            has_qk_norm=family.has_qk_norm,
+            has_qk_norm=_has_qk_norm(fields, family),
             has_wide_qk_norm=family.has_wide_qk_norm,
             has_pre_norms=family.has_pre_norms,
             has_post_norms=family.has_post_norms,
@@ -232,7 +247,8 @@ class ModelConfig:
 def _require_neutral(fields: ConfigFields, family: Family) -> None:
     neutral = _NEUTRAL_VALUES
     if family.experts is not None:
-        neutral = {key: values for key, values in neutral.items() if key not in NUM_EXPERTS_KEYS}
+        known = {*NUM_EXPERTS_KEYS, family.experts.shared_key}
+        neutral = {key: values for key, values in neutral.items() if key not in known}
     read = {"no_rope_layers": family.has_nope_layers, "partial_rotary_factor": family.has_partial_rotary}
     read |= dict.fromkeys(_MULTIPLIERS, family.has_multipliers) | {family.output_bias_key: True}
     fields.require_neutral({key: values for key, values in neutral.items() if not read.get(key)})
@@ -280,6 +296,11 @@ def _activation(fields: ConfigFields, family: Family) -> str:
         return _ACTIVATIONS[str(name)]
     fields.require_neutral({key: ("silu",), **_SWIGLU_VALUES})
     return NAME
+
+
+def _has_qk_norm(fields: ConfigFields, family: Family) -> bool:
+    by_key = family.has_qk_norm
+    return fields.boolean(by_key) if isinstance(by_key, str) else by_key
 
 
 def _multiplier(fields: ConfigFields, family: Family, name: str) -> float:

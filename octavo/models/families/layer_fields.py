@@ -65,6 +65,8 @@ def read_rotary_dim(fields: ConfigFields, family: Family, head_dim: int) -> int:
         return head_dim
     inner = ConfigFields(_rope_parameters(fields, family), {}, where=f"{fields.where}: rope_parameters")
     found = fields if inner.get(_PARTIAL) is None else inner
+    if found is fields and fields.get("rotary_dim") is not None:
+        return fields.integer("rotary_dim", minimum=4, maximum=head_dim) // 2 * 2
     factor = found.number(_PARTIAL, 1.0)
     rotary_dim = int(head_dim * min(factor, 1.0))
     if factor > 1 or rotary_dim < 4 or rotary_dim % 2:

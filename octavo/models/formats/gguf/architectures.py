@@ -258,7 +258,7 @@ _MISSING: Mapping[str, str] = MappingProxyType(
         name: reason
         for reason, names in (
             (
-                "experts that all tokens share are not supported",
+                "experts that all tokens share are not supported in GGUF files",
                 "deepseek deepseek2 deepseek32 dots1 ernie4_5-moe glm4moe hunyuan-moe llama4 qwen2moe",
             ),
             (
