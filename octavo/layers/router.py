@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from octavo.gemm.expert_choice import Choice
+from octavo.gemm.expert_choice import Choice, Scoring
 from octavo.gemm.product import Product, available, find
 from octavo.gemm.table import PRODUCTS
 from octavo.kernels.device import has_triton
@@ -14,24 +14,6 @@ from octavo.layers.norm import RMSNorm
 
 # Sigmoids of a token may all be 0.
 _LEAST_SUM = 1e-20
-
-
-@dataclass(frozen=True, slots=True)
-class Scoring:
-    """How experts are scored and weighed, where that is more than a softmax of logits.
-
-    Attributes:
-        is_sigmoid: a score is the sigmoid of its logit, not a softmax over all.
-        bias: [E] float32, added to scores for the choice alone, or None.
-        groups: experts fall into so many groups, one after the other, and are chosen from so many of them:
-            those with the largest sums of two scores; None: from all.
-        factor: of a token's weights.
-    """
-
-    is_sigmoid: bool = False
-    bias: Tensor | None = None
-    groups: tuple[int, int] | None = None
-    factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +76,7 @@ class Router:
 
     def _fuses(self, hidden: Tensor) -> bool:
         """Return whether one kernel norms and routes; called per layer and step."""
-        if self.deterministic or not has_triton(hidden):
+        if self.deterministic or self.scoring is not None or not has_triton(hidden):
             return False
         return find(self._products, hidden, self.weight).norms > 0
 
@@ -117,6 +99,7 @@ class Router:
                     bias=self.bias,
                     held=self.held,
                     slots=slots,
+                    scoring=self.scoring,
                 )
             )
         bias = None if self.bias is None else self.bias.float()

@@ -74,23 +74,24 @@ def read_experts(fields: ConfigFields, family: ExpertFamily, num_layers: int) ->
         return None
     renormalises = family.renormalises
     size = fields.integer(family.size_key, maximum=2**24)
+    num_chosen = fields.integer(family.chosen_key, maximum=number)
     return ExpertsConfig(
         number=number,
-        num_chosen=fields.integer(family.chosen_key, maximum=number),
+        num_chosen=num_chosen,
         size=size,
         renormalises=fields.boolean("norm_topk_prob") if renormalises is None else renormalises,
         layers=layers,
         is_gpt_oss=family.is_gpt_oss,
         is_sigmoid=family.is_sigmoid,
         has_choice_bias=family.has_choice_bias,
-        groups=_groups(fields, number) if family.has_groups else None,
+        groups=_groups(fields, number, num_chosen) if family.has_groups else None,
         scaling=fields.number(family.scaling_key, 1.0) if family.scaling_key else 1.0,
         shared_size=_shared_size(fields, family, size),
         has_shared_gate=family.has_shared_gate,
     )
 
 
-def _groups(fields: ConfigFields, number: int) -> tuple[int, int] | None:
+def _groups(fields: ConfigFields, number: int, num_chosen: int) -> tuple[int, int] | None:
     num_groups = fields.integer("n_group", 1)
     chosen = fields.integer("topk_group", 1, maximum=num_groups)
     # The score of a group is the sum of its two best experts'.
@@ -98,6 +99,8 @@ def _groups(fields: ConfigFields, number: int) -> tuple[int, int] | None:
         raise fields.error(
             "n_group", f"a number of equal groups of at least two of {number} experts", num_groups
         )
+    if num_chosen * num_groups > chosen * number:
+        raise fields.error("topk_group", f"enough groups for {num_chosen} experts", chosen)
     return (num_groups, chosen) if chosen < num_groups else None
 
 
