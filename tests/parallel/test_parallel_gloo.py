@@ -38,6 +38,20 @@ CASES: dict[str, dict[str, Any]] = {
         "sliding_window_pattern": 2,
         "tie_word_embeddings": True,
     },
+    "norms-of-outputs-alone": {
+        "architectures": ["Olmo3ForCausalLM"],
+        "num_key_value_heads": 2,
+        "sliding_window": 4,
+        "attention_bias": True,
+    },
+    "multipliers": {
+        "architectures": ["GraniteForCausalLM"],
+        "num_key_value_heads": 2,
+        "embedding_multiplier": 12,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 3.0,
+    },
 }
 
 

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.gemm.expert_choice import Scoring
 from octavo.gemm.operands import check_operands
 from octavo.gemm.portable.invariant import invariant_linear
 from octavo.gemm.portable.invariant_tiling import InvariantTiling
@@ -57,6 +58,7 @@ def route_experts(
     bias: Tensor | None = None,
     held: range | None = None,
     slots: Tensor | None = None,
+    scoring: Scoring | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the fields of a Choice; see layers.router.route_by_logits.
 
@@ -67,8 +69,11 @@ def route_experts(
         bias: [E] contiguous, added to the logits, or None.
         held: see Router.
         slots: see Router; contiguous.
+        scoring: how experts are scored and weighed; None: by a softmax of logits.
     """
     num_rows, num_experts = logits.shape
+    ranks_scores, scoring = scoring is not None, scoring or Scoring()
+    num_groups, num_chosen_groups = scoring.groups or (1, 1)
     experts = logits.new_empty(num_rows, num_chosen, dtype=torch.int32)
     weights = logits.new_empty(num_rows, num_chosen)
     if num_rows:
@@ -77,15 +82,21 @@ def route_experts(
             (num_rows,),
             logits_ptr=logits,
             bias_ptr=bias,
+            choice_bias_ptr=scoring.bias,
             slots_ptr=slots,
             experts_ptr=experts,
             weights_ptr=weights,
             first_held=0 if held is None else held.start,
+            factor=scoring.factor,
             NUM_EXPERTS=num_experts,
             EXPERTS=power_of_two(num_experts),
             NUM_CHOSEN=num_chosen,
             CHOSEN=power_of_two(num_chosen),
             RENORMALISES=renormalises,
+            RANKS_SCORES=ranks_scores,
+            IS_SIGMOID=scoring.is_sigmoid,
+            NUM_GROUPS=num_groups,
+            NUM_CHOSEN_GROUPS=num_chosen_groups,
             NUM_HELD=num_experts if held is None else len(held),
             num_warps=1,
             **overlap_options(logits),
@@ -104,6 +115,33 @@ def choice_keys(logits, expert, inside, EXPERTS: tl.constexpr):
 
 
 @triton.jit
+def _rank_of(key):
+    """Return the number that a key of choice_keys was made of."""
+    high = (key >> 32).to(tl.int32)
+    return (high ^ ((high >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _in_best_groups(
+    keys, expert, NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, NUM_GROUPS: tl.constexpr,
+    NUM_CHOSEN_GROUPS: tl.constexpr,
+):  # fmt: skip
+    """Return whether each expert is of the groups that have the largest sums of their two best ranks."""
+    group = expert // (NUM_EXPERTS // NUM_GROUPS)
+    sums = tl.full([EXPERTS], float("-inf"), tl.float32)
+    for number in tl.static_range(NUM_GROUPS):
+        own = tl.where(group == number, keys, _LOWEST)
+        first = tl.max(own, axis=0)
+        second = tl.max(tl.where(own == first, _LOWEST, own), axis=0)
+        sums = tl.where(group == number, _rank_of(first) + _rank_of(second), sums)
+    is_open = expert < 0
+    for _ in tl.static_range(NUM_CHOSEN_GROUPS):
+        best = tl.argmax(tl.where(is_open, float("-inf"), sums), axis=0) // (NUM_EXPERTS // NUM_GROUPS)
+        is_open |= group == best
+    return is_open
+
+
+@triton.jit
 def place_among_held(expert, first_held, slots_ptr, token, NUM_HELD: tl.constexpr):
     """Return chosen experts' places among those held here; NUM_HELD: another rank's, or a padded token's."""
     expert -= first_held
@@ -115,9 +153,10 @@ def place_among_held(expert, first_held, slots_ptr, token, NUM_HELD: tl.constexp
 
 @triton.jit(do_not_specialize=["first_held"])
 def _choose_kernel(
-    logits_ptr, bias_ptr, slots_ptr, experts_ptr, weights_ptr, first_held,
+    logits_ptr, bias_ptr, choice_bias_ptr, slots_ptr, experts_ptr, weights_ptr, first_held, factor,
     NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, NUM_CHOSEN: tl.constexpr, CHOSEN: tl.constexpr,
-    RENORMALISES: tl.constexpr, NUM_HELD: tl.constexpr, OVERLAP: tl.constexpr,
+    RENORMALISES: tl.constexpr, RANKS_SCORES: tl.constexpr, IS_SIGMOID: tl.constexpr,
+    NUM_GROUPS: tl.constexpr, NUM_CHOSEN_GROUPS: tl.constexpr, NUM_HELD: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Grid: (T,). The largest of choice_keys is the next choice."""
     start_next(OVERLAP)
@@ -128,7 +167,19 @@ def _choose_kernel(
     logits = tl.load(logits_ptr + row * NUM_EXPERTS + expert, mask=inside, other=float("-inf"))
     if bias_ptr is not None:
         logits += tl.load(bias_ptr + expert, mask=inside, other=0.0).to(tl.float32)
-    key = choice_keys(logits, expert, inside, EXPERTS)
+    largest = tl.max(logits, axis=0)
+    if RANKS_SCORES:
+        likely = tl.exp(logits - largest)
+        scores = tl.sigmoid(logits) if IS_SIGMOID else likely / tl.sum(likely, axis=0)
+        ranks = scores
+        if choice_bias_ptr is not None:
+            ranks += tl.load(choice_bias_ptr + expert, mask=inside, other=0.0)
+        if NUM_GROUPS > 1:
+            keys = choice_keys(ranks, expert, inside, EXPERTS)
+            inside &= _in_best_groups(keys, expert, NUM_EXPERTS, EXPERTS, NUM_GROUPS, NUM_CHOSEN_GROUPS)
+    else:
+        ranks = logits
+    key = choice_keys(ranks, expert, inside, EXPERTS)
 
     slot = tl.arange(0, CHOSEN)
     values = tl.full([CHOSEN], float("-inf"), tl.float32)
@@ -136,16 +187,23 @@ def _choose_kernel(
     for number in tl.static_range(NUM_CHOSEN):
         best = tl.max(key, axis=0)
         best_expert = EXPERTS - 1 - (best & 0x7FFFFFFF).to(tl.int32)
-        high = (best >> 32).to(tl.int32)
-        value = (high ^ ((high >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+        if RANKS_SCORES:
+            value = tl.sum(tl.where(expert == best_expert, scores, 0.0), axis=0)
+        else:
+            value = _rank_of(best)
         values = tl.where(slot == number, value, values)
         chosen = tl.where(slot == number, best_expert, chosen)
         key = tl.where(expert == best_expert, _LOWEST, key)
 
-    largest = tl.max(logits, axis=0)
-    weights = tl.exp(values - largest)
-    total = tl.sum(weights if RENORMALISES else tl.exp(logits - largest), axis=0)
+    if RANKS_SCORES:
+        weights = tl.where(slot < NUM_CHOSEN, values, 0.0)
+        # Sigmoids of a token may all be 0.
+        weights = weights / (tl.sum(weights, axis=0) + 1e-20) if RENORMALISES else weights
+        weights *= factor
+    else:
+        weights = tl.exp(values - largest)
+        weights /= tl.sum(weights if RENORMALISES else tl.exp(logits - largest), axis=0)
     chosen = place_among_held(chosen, first_held, slots_ptr, row, NUM_HELD)
     at = row * NUM_CHOSEN + slot
     tl.store(experts_ptr + at, chosen, mask=slot < NUM_CHOSEN)
-    tl.store(weights_ptr + at, weights / total, mask=slot < NUM_CHOSEN)
+    tl.store(weights_ptr + at, weights, mask=slot < NUM_CHOSEN)
