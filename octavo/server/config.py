@@ -52,6 +52,8 @@ class ServerConfig:
         tool_call_parser: how the model writes tool calls. "auto" detects it from the model's response
             template or chat template.
         reasoning_parser: how the model marks its reasoning; "auto" detects it likewise.
+        canonical_prompts: put what clients change in every request, without a meaning, into one form, so that
+            the prefix cache finds the rest.
         step_deadline_s: seconds after which a step counts as hung: its requests fail.
         replicas: number of engines behind one address, each in a process and on a GPU of its own (on
             a CPU they share its cores); each request goes where most of its prompt is cached. A replica that
@@ -63,6 +65,8 @@ class ServerConfig:
         access_log: log method, path, status and duration of each request; never a body or a key. Requests to
             /health, /ping, /ready and /metrics are logged only if they fail.
         log_format: "json" writes each line of the log as a JSON object.
+        log_prompt_excerpts: when a conversation stops hitting the prefix cache, log some words of it around the
+            first difference; else only numbers.
         otlp_traces_endpoint: URL of an OpenTelemetry collector, such as http://127.0.0.1:4318/v1/traces, that
             gets a span for each request: never a prompt, never an answer. The server connects to nothing
             else. Needs octavo[otel].
@@ -96,6 +100,7 @@ class ServerConfig:
     shutdown_timeout: float = 30.0
     tool_call_parser: ToolCallParser = "auto"
     reasoning_parser: ReasoningParser = "auto"
+    canonical_prompts: bool = True
     step_deadline_s: float = 120.0
     replicas: int = 1
     restart: bool = False
@@ -103,6 +108,7 @@ class ServerConfig:
     restart_window_s: float = 600.0
     access_log: bool = False
     log_format: Literal["text", "json"] = "text"
+    log_prompt_excerpts: bool = False
     otlp_traces_endpoint: str | None = None
 
     def __post_init__(self) -> None:

@@ -112,12 +112,16 @@ class Context:
     @property
     def materials(self) -> Materials:
         """Everything that is needed to read prompts. Raises as `engine` does."""
-        return Materials(self.model, Prompts(self.engine.prompts), self._formats, self.defaults)
+        return Materials(self.model, self._prompts, self._formats, self.defaults)
 
     @property
     def defaults(self) -> Defaults:
         """The model's values for what requests leave open. Raises as `engine` does."""
         return self.engine.sampling_defaults.values
+
+    @property
+    def _prompts(self) -> Prompts:
+        return Prompts(self.engine.prompts, is_canonical=self.config.canonical_prompts)
 
     @functools.cached_property
     def _formats(self) -> ModelFormats:
@@ -214,7 +218,13 @@ class Context:
             )
 
     async def generate(
-        self, prompts: Sequence[TokenIds], params: SamplingParams, *, cache_salt: str, priority: int
+        self,
+        prompts: Sequence[TokenIds],
+        params: SamplingParams,
+        *,
+        cache_salt: str,
+        priority: int,
+        keep_cached: bool = False,
     ) -> Generation:
         """Submit prompts: all of them or none.
 
@@ -229,7 +239,12 @@ class Context:
             for prompt in prompts:
                 request_id = f"http-{next(self._numbers)}"
                 stream = await self.loop.submit(
-                    prompt, params, request_id=request_id, cache_salt=cache_salt, priority=priority
+                    prompt,
+                    params,
+                    request_id=request_id,
+                    cache_salt=cache_salt,
+                    priority=priority,
+                    keep_cached=keep_cached,
                 )
                 generation.streams.append(stream)
         except BaseException:

@@ -104,7 +104,9 @@ async def _generate(context: Context, request: Request, found: TextInput) -> tup
         await context.run(request, _texts, tokenizer, read) if fields.echo else None,
     )
     salt = context.salt(request, fields.cache_salt)
-    generation = await context.generate(read, params, cache_salt=salt, priority=fields.priority or 0)
+    generation = await context.generate(
+        read, params, cache_salt=salt, priority=fields.priority or 0, keep_cached=fields.keeps_cached
+    )
     return generation, answer
 
 

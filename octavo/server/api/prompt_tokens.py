@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from octavo.engine.prompt_reader import PromptReader, TokenIds
 from octavo.errors import ChatTemplateError, PromptError, RequestTooLongError
+from octavo.server.api.canonical import canonical
 from octavo.server.api.structs import MAX_PROMPTS
 from octavo.server.api_errors import refused
 from octavo.tokenizer import ChatText, Tokenizer
@@ -40,10 +41,16 @@ class Reading:
 
 
 class Prompts:
-    """Reads the prompts of one model."""
+    """Reads the prompts of one model.
 
-    def __init__(self, reader: PromptReader) -> None:
+    Args:
+        reader: tokenizes and checks.
+        is_canonical: put conversations into their one form first.
+    """
+
+    def __init__(self, reader: PromptReader, *, is_canonical: bool = True) -> None:
         self._reader = reader
+        self._is_canonical = is_canonical
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -95,6 +102,14 @@ class Prompts:
             PromptError, RequestTooLongError: as `read_all`.
         """
         return self._read_ids(self.encode_chat(chat, reading), reading)
+
+    def canonical(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[list[Mapping[str, Any]], list[dict[str, Any]]]:
+        """Return a conversation and its tools as they are rendered; see `octavo.server.api.canonical`."""
+        if self._is_canonical:
+            return canonical(messages, tools)
+        return list(messages), [dict(tool) for tool in tools]
 
     def render(
         self,

@@ -152,8 +152,14 @@ class SamplingFields(Struct, forbid_unknown_fields=True, kw_only=True):
     metadata: dict[str, str] | None = None
     store: bool | None = None
     service_tier: str | None = None
+    # Each is a hint to evict the prompt later.
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+
+    @property
+    def keeps_cached(self) -> bool:
+        """Whether the client asks for its prompt to stay in the prefix cache."""
+        return bool(self.prompt_cache_key or self.prompt_cache_retention)
 
 
 class CompletionRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):

@@ -89,8 +89,9 @@ def _tokenize(prompts: Prompts, fields: TokenizeRequest) -> list[int]:
         raise refused("prompt", "or messages must be given, and not both")
     if fields.prompt is not None:
         return prompts.encode(fields.prompt, Reading(fields.add_special_tokens))
+    messages, _ = prompts.canonical(fields.messages or [])
     chat = prompts.render(
-        fields.messages or [],
+        messages,
         add_generation_prompt=fields.add_generation_prompt,
         continue_final_message=fields.continue_final_message,
         variables=fields.chat_template_kwargs,

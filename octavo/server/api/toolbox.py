@@ -62,14 +62,14 @@ class Toolbox:
         return replace(self, has_begun_reasoning=has_begun)
 
     def shown(
-        self, messages: Sequence[Mapping[str, Any]]
+        self, prompts: Prompts, messages: Sequence[Mapping[str, Any]]
     ) -> tuple[list[Mapping[str, Any]], list[Any] | None]:
         """Return the messages and the tools that the chat template gets.
 
         Raises:
             ChatTemplateError: a message is malformed.
         """
-        shown = [_shown_tool(tool) for tool in self.tools]
+        messages, shown = prompts.canonical(messages, [_shown_tool(tool) for tool in self.tools])
         if self.formats.harmony is not None:
             for tool in shown:  # the template of gpt-oss fails without a description
                 tool["function"]["description"] = tool["function"].get("description", "")
@@ -158,7 +158,7 @@ def rendered(prompts: Prompts, fields: ChatRequest, toolbox: Toolbox) -> ChatTex
     variables = dict(fields.chat_template_kwargs or {})
     if fields.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", fields.reasoning_effort)
-    messages, tools = toolbox.shown(fields.messages)
+    messages, tools = toolbox.shown(prompts, fields.messages)
     return prompts.render(
         messages,
         add_generation_prompt=fields.add_generation_prompt,

@@ -36,6 +36,7 @@ class Outline(Struct, kw_only=True):
     message_control_tokens: MessageControlTokens
     tool_call_parser: ToolCallParser
     reasoning_parser: ReasoningParser
+    canonical_prompts: bool
     defaults: dict[str, int | float]
 
     @classmethod
@@ -50,6 +51,7 @@ class Outline(Struct, kw_only=True):
             message_control_tokens=reader.message_control_tokens,
             tool_call_parser=config.tool_call_parser,
             reasoning_parser=config.reasoning_parser,
+            canonical_prompts=config.canonical_prompts,
             defaults=dict(defaults),
         )
 
@@ -73,7 +75,8 @@ class Outline(Struct, kw_only=True):
             message_control_tokens=self.message_control_tokens,
         )
         formats = formats_of(tokenizer, self.tool_call_parser, self.reasoning_parser)
-        return Materials(self.model, Prompts(reader), formats, self.defaults)
+        prompts = Prompts(reader, is_canonical=self.canonical_prompts)
+        return Materials(self.model, prompts, formats, self.defaults)
 
 
 def _json_of(value: object) -> str:

@@ -33,7 +33,7 @@ ANSWERS: Mapping[str, Callable[[Materials, bytes], bytes]] = {
 # be long. All other fields are sent back, so that a new one is not forgotten.
 _PARAMETERS = (
     "stop stop_token_ids logit_bias response_format structured_outputs user safety_identifier metadata "
-    "service_tier prompt_cache_key prompt_cache_retention"
+    "service_tier"
 )
 _CHAT_PARTS = "tools tool_choice chat_template_kwargs reasoning_effort"
 _RESPONSE_PARTS = "user prompt_cache_key prompt_cache_retention safety_identifier"

@@ -34,6 +34,8 @@ from octavo.server.api.toolbox import rendered, toolbox_of
 from octavo.server.api_errors import ApiError, refused
 from octavo.server.reading.requests import ChatInput, Materials, check_model
 
+# Within a text its quotes would be escaped.
+_CACHE_CONTROL = b'"cache_control"'
 # Octavo never fills these lists of a block.
 _MAY_BE_EMPTY = {"citations"}
 _KINDS = {
@@ -52,6 +54,8 @@ def parse_messages(body: bytes, defaults: Defaults) -> ChatInput:
     """
     fields = decode(body, MessagesRequest)
     chat = chat_of(fields)
+    if _CACHE_CONTROL in body:
+        chat.prompt_cache_retention = "ephemeral"
     return ChatInput(fields, chat, chat_params(chat, defaults))
 
 

@@ -86,6 +86,8 @@ def chat_of(fields: ResponsesRequest) -> ChatRequest:
         parallel_tool_calls=fields.parallel_tool_calls,
         cache_salt=fields.cache_salt,
         priority=fields.priority,
+        prompt_cache_key=fields.prompt_cache_key,
+        prompt_cache_retention=fields.prompt_cache_retention,
     )
 
 
