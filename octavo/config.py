@@ -50,8 +50,8 @@ class EngineConfig:
             two tokens and makes prompts wait longer. A step that only decodes may take longer. Default: no
             limit but max_num_batched_tokens.
         enable_prefix_caching: reuse the KV blocks of equal prefixes.
-        kept_cache_fraction: share of the KV blocks that may hold cached prefixes of requests that asked to keep
-            them; these are evicted after all others. 0: nobody may ask.
+        kept_cache_fraction: share of the KV blocks that may hold cached prefixes of requests that asked to
+            keep them; these are evicted after all others. 0: nobody may ask.
         share_prefixes: read a KV block that several running requests share once per step instead of once per
             request; results agree within rounding.
         deterministic: a request gives the same tokens and log-probabilities, bit for bit, in any batch, with

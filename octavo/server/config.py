@@ -65,8 +65,8 @@ class ServerConfig:
         access_log: log method, path, status and duration of each request; never a body or a key. Requests to
             /health, /ping, /ready and /metrics are logged only if they fail.
         log_format: "json" writes each line of the log as a JSON object.
-        log_prompt_excerpts: when a conversation stops hitting the prefix cache, log some words of it around the
-            first difference; else only numbers.
+        log_prompt_excerpts: when a conversation stops hitting the prefix cache, log some words of it around
+            the first difference; else only numbers.
         otlp_traces_endpoint: URL of an OpenTelemetry collector, such as http://127.0.0.1:4318/v1/traces, that
             gets a span for each request: never a prompt, never an answer. The server connects to nothing
             else. Needs octavo[otel].

@@ -28,6 +28,7 @@ from octavo.server.limits import Deadlines
 from octavo.server.loop.engine_loop import EngineLoop
 from octavo.server.metrics import Metrics
 from octavo.server.parsing.formats import ModelFormats, formats_of
+from octavo.server.prefix_watch import PrefixWatch
 from octavo.server.reading.fair_threads import FairThreads
 from octavo.server.reading.forms import Outline, ReadAnswer, ReadChat, ReadTexts, unpacked
 from octavo.server.reading.kinds import ANSWERS, CHATS
@@ -122,6 +123,11 @@ class Context:
     @property
     def _prompts(self) -> Prompts:
         return Prompts(self.engine.prompts, is_canonical=self.config.canonical_prompts)
+
+    @functools.cached_property
+    def watch(self) -> PrefixWatch:
+        """Notices conversations that stop hitting the prefix cache. Needs the engine."""
+        return PrefixWatch(self.loop.engine.tokenizer if self.config.log_prompt_excerpts else None)
 
     @functools.cached_property
     def _formats(self) -> ModelFormats:

@@ -14,10 +14,10 @@ _ENVIRONMENTS = ("env", "environment", "environment_context", "environment_detai
 _MAPS_OF_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _LISTS_OF_SCHEMAS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
 _SCHEMAS = frozenset(
-    "items additionalProperties contains propertyNames not if then else unevaluatedItems".split()
+    {"items", "additionalProperties", "contains", "propertyNames", "not", "if", "then", "else"}
 )
 # This is the order of most schemas that models were trained with; other keys follow by name.
-_FIRST_KEYS = {key: i for i, key in enumerate("title type enum description properties items required".split())}
+_FIRST_KEYS = ("title", "type", "enum", "description", "properties", "items", "required")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ RULES = (
         "all",
         "environment",
         re.compile(
-            r"((?:today['’]?s|current)[ _]date\W[^\n<]{0,40}?\d{4}[^\n<]{0,16}?)[T, ]+\d{1,2}:\d\d[^\n<]*",
+            r"((?:today.?s|current)[ _]date\W[^\n<]{0,40}?\d{4}[^\n<]{0,16}?)[T, ]+\d{1,2}:\d\d[^\n<]*",
             re.IGNORECASE,
         ),
         r"\1",
@@ -128,8 +128,8 @@ def _schema(schema: Any) -> Any:
     """Return a schema with its own keys in order. The order of names and of data is the client's."""
     if not isinstance(schema, Mapping):
         return schema
-    keys = sorted(schema, key=lambda key: (_FIRST_KEYS.get(key, len(_FIRST_KEYS)), key))
-    return {key: _member(key, schema[key]) for key in keys}
+    keys = [key for key in _FIRST_KEYS if key in schema]
+    return {key: _member(key, schema[key]) for key in [*keys, *sorted(schema.keys() - set(keys))]}
 
 
 def _member(key: str, value: Any) -> Any:

@@ -111,7 +111,11 @@ async def begin_chat(context: Context, request: Request, found: ChatInput) -> tu
     prompt, box, params = prepared
     check_logprobs([prompt], params, context.engine.prompts.max_model_len, num_copies=1)
     salt = context.salt(request, chat.cache_salt)
-    generation = await context.generate([prompt], params, cache_salt=salt, priority=chat.priority or 0)
+    client = request.scope["octavo.holder"] or request.headers.get("user-agent") or chat.prompt_cache_key
+    context.watch.note((client, salt), prompt)
+    generation = await context.generate(
+        [prompt], params, cache_salt=salt, priority=chat.priority or 0, keep_cached=chat.keeps_cached
+    )
     return generation, box
 
 

@@ -1,5 +1,6 @@
 """Converts a request of /v1/messages to a chat."""
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -35,7 +36,7 @@ from octavo.server.api_errors import ApiError, refused
 from octavo.server.reading.requests import ChatInput, Materials, check_model
 
 # Within a text its quotes would be escaped.
-_CACHE_CONTROL = b'"cache_control"'
+_CACHE_CONTROL = re.compile(rb'"cache_control"\s*:\s*\{')
 # Octavo never fills these lists of a block.
 _MAY_BE_EMPTY = {"citations"}
 _KINDS = {
@@ -54,7 +55,7 @@ def parse_messages(body: bytes, defaults: Defaults) -> ChatInput:
     """
     fields = decode(body, MessagesRequest)
     chat = chat_of(fields)
-    if _CACHE_CONTROL in body:
+    if _CACHE_CONTROL.search(body):
         chat.prompt_cache_retention = "ephemeral"
     return ChatInput(fields, chat, chat_params(chat, defaults))
 
