@@ -7,7 +7,7 @@ import importlib
 import json
 import types
 from collections.abc import Iterator
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Required, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from typing_extensions import is_typeddict
@@ -33,7 +33,7 @@ def samples(hint: Any, seen: tuple[type, ...] = ()) -> list[Any]:
         return [PLAIN[hint]]
     if hint is Any:
         return ["x"]
-    if isinstance(origin, type) and issubclass(origin, dict) or origin in (dict,):
+    if (isinstance(origin, type) and issubclass(origin, dict)) or origin in (dict,):
         return [{"type": "object"}]
     if arguments:  # lists of all kinds
         return [[value] for value in samples(arguments[0], seen) if not isinstance(value, list)]
@@ -41,9 +41,10 @@ def samples(hint: Any, seen: tuple[type, ...] = ()) -> list[Any]:
 
 
 def objects(hint: Any, seen: tuple[type, ...]) -> Iterator[dict[str, Any]]:
-    hints = get_type_hints(hint)
-    found = {name: samples(kind, seen) for name, kind in hints.items()}
-    base = {name: values[0] for name, values in found.items() if name in hint.__required_keys__ and values}
+    hints = get_type_hints(hint, include_extras=True)
+    required = {name for name, kind in hints.items() if get_origin(kind) is Required}
+    found = {name: samples(kind, seen) for name, kind in get_type_hints(hint).items()}
+    base = {name: found[name][0] for name in found if name in required and found[name]}
     yield base
     for name, values in found.items():
         for value in values:

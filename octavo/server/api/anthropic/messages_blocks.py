@@ -1,9 +1,8 @@
 """Converts one message of /v1/messages, a list of blocks, to the messages of a chat."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
-
-import msgspec
 
 from octavo.server.api.anthropic.messages_structs import (
     AnyBlock,
@@ -21,6 +20,7 @@ from octavo.server.api.anthropic.messages_structs import (
 from octavo.server.api.anthropic.signature import carried
 from octavo.server.api.structs import JsonObject
 from octavo.server.api_errors import ApiError
+from octavo.tokenizer.messages import encoded
 
 # These say where an answer changed models, and hold thoughts that only Anthropic can read.
 _SILENT = ("fallback", "redacted_thinking")
@@ -34,51 +34,85 @@ _KINDS = {
 }
 
 
-def turns_of(message: MessageParam, where: str) -> Iterator[JsonObject]:
-    """Yield the chat messages that one message becomes: each tool's result is a message of its own.
+@dataclass(frozen=True, slots=True)
+class BlockReader:
+    """Reads the messages of one request.
 
-    Args:
-        message: it.
-        where: its place in the body.
-
-    Raises:
-        ApiError: a block is of a kind that is not supported there.
+    Attributes:
+        loaded: descriptions of tools, by name, that the model is shown where a block refers to them.
     """
-    if isinstance(message.content, str):
-        yield {"role": message.role, "content": message.content}
-        return
-    where = f"{where}.content"
-    if message.role == "assistant":
-        yield from _assistant([block for _, block in _blocks(message.content, where, "assistant")])
-        return
-    if not message.content:
-        raise ApiError(400, f"{where}: expected a block or more, got none", param=where)
-    texts = []
-    for place, block in _blocks(message.content, where, message.role):
-        if isinstance(block, ToolResultBlock):
-            text = text_of(block.content, f"{place}.content", "tool_result")
-            content = f"Error: {text}" if block.is_error else text
-            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
-        else:
-            texts.append(_shown(block, place))
-    if texts:
-        yield {"role": message.role, "content": "\n".join(texts)}
 
+    loaded: Mapping[str, str]
 
-def text_of(content: str | Sequence[JsonObject], where: str, place: str) -> str:
-    """Return the text of a content.
+    def turns(self, message: MessageParam, where: str) -> Iterator[JsonObject]:
+        """Yield the chat messages that one message becomes: each tool's result is a message of its own.
 
-    Args:
-        content: a text or blocks.
-        where: its place in the body.
-        place: what it belongs to: system, tool_result or document.
+        Args:
+            message: it.
+            where: its place in the body.
 
-    Raises:
-        ApiError: a block is of a kind that is not supported there.
-    """
-    if isinstance(content, str):
-        return content
-    return "\n".join(_shown(block, spot) for spot, block in _blocks(content, where, place))
+        Raises:
+            ApiError: a block is of a kind that is not supported there.
+        """
+        if isinstance(message.content, str):
+            yield {"role": message.role, "content": message.content}
+            return
+        where = f"{where}.content"
+        if message.role == "assistant":
+            yield from _assistant([block for _, block in _blocks(message.content, where, "assistant")])
+            return
+        if not message.content:
+            raise ApiError(400, f"{where}: expected a block or more, got none", param=where)
+        texts = []
+        for place, block in _blocks(message.content, where, message.role):
+            if isinstance(block, ToolResultBlock):
+                text = self.text(block.content, f"{place}.content", "tool_result")
+                content = f"Error: {text}" if block.is_error else text
+                yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+            else:
+                texts.append(self._shown(block, place))
+        if texts:
+            yield {"role": message.role, "content": "\n".join(texts)}
+
+    def text(self, content: str | Sequence[JsonObject], where: str, place: str) -> str:
+        """Return the text of a content.
+
+        Args:
+            content: a text or blocks.
+            where: its place in the body.
+            place: what it belongs to: system, tool_result or document.
+
+        Raises:
+            ApiError: a block is of a kind that is not supported there.
+        """
+        if isinstance(content, str):
+            return content
+        return "\n".join(self._shown(block, spot) for spot, block in _blocks(content, where, place))
+
+    def _shown(self, block: AnyBlock, where: str) -> str:
+        """Return what a model reads of a block that is no call."""
+        if isinstance(block, ToolReferenceBlock):
+            return self.loaded.get(block.tool_name, f"The tool {block.tool_name} can be called")
+        if isinstance(block, SearchResultBlock):
+            text = self.text(block.content, f"{where}.content", "document")
+            return "\n".join((block.title, block.source, text))
+        if isinstance(block, DocumentBlock):
+            text = self._source(block.source, f"{where}.source")
+            return "\n".join(filter(None, (block.title, block.context, text)))
+        assert isinstance(block, TextBlock)
+        return block.text
+
+    def _source(self, source: JsonObject, where: str) -> str:
+        kind = source.get("type")
+        text = source.get("data") if kind == "text" else source.get("content") if kind == "content" else None
+        if isinstance(text, list) and all(isinstance(block, dict) for block in text):
+            return self.text(text, f"{where}.content", "document")
+        if not isinstance(text, str):
+            shown = (
+                f"{where}: expected a source of type text or content, got {kind!r}: only plain text is read"
+            )
+            raise ApiError(400, shown[:400], param=where)
+        return text
 
 
 def _assistant(blocks: Sequence[AnyBlock]) -> Iterator[JsonObject]:
@@ -112,29 +146,6 @@ def _turn(blocks: Sequence[AnyBlock]) -> JsonObject:
     return message
 
 
-def _shown(block: AnyBlock, where: str) -> str:
-    """Return what a model reads of a block that is no call."""
-    if isinstance(block, ToolReferenceBlock):
-        return f"The tool {block.tool_name} can be called."
-    if isinstance(block, SearchResultBlock):
-        return "\n".join((block.title, block.source, text_of(block.content, f"{where}.content", "document")))
-    if isinstance(block, DocumentBlock):
-        return "\n".join(filter(None, (block.title, block.context, _source(block.source, f"{where}.source"))))
-    assert isinstance(block, TextBlock)
-    return block.text
-
-
-def _source(source: JsonObject, where: str) -> str:
-    kind = source.get("type")
-    text = source.get("data") if kind == "text" else source.get("content") if kind == "content" else None
-    if isinstance(text, list):
-        return text_of(text, f"{where}.content", "document")
-    if not isinstance(text, str):
-        shown = f"{where}: expected a source of type text or content, got {kind!r}: only plain text is read"
-        raise ApiError(400, shown[:400], param=where)
-    return text
-
-
 def _written(content: Any) -> str:
     """Return a server's result as text, without what only that server can read."""
     if isinstance(content, str):
@@ -148,12 +159,10 @@ def _written(content: Any) -> str:
     texts = [item["text"] for item in items if isinstance(item, dict) and isinstance(item.get("text"), str)]
     if len(texts) == len(items):
         return "\n".join(texts)
-    return msgspec.json.encode(items if isinstance(content, list) else items[0]).decode()
+    return encoded(items if isinstance(content, list) else items[0]).decode()
 
 
-def _blocks(
-    content: Sequence[JsonObject], where: str, place: str
-) -> Iterator[tuple[str, AnyBlock]]:
+def _blocks(content: Sequence[JsonObject], where: str, place: str) -> Iterator[tuple[str, AnyBlock]]:
     """Yield blocks with their places in the body."""
     for index, block in enumerate(content):
         spot = f"{where}[{index}]"

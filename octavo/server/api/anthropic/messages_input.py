@@ -1,11 +1,14 @@
 """Converts a request of /v1/messages to a chat."""
 
+from collections.abc import Sequence
+
 import msgspec
 
-from octavo.server.api.anthropic.messages_blocks import text_of, turns_of
+from octavo.server.api.anthropic.messages_blocks import BlockReader
 from octavo.server.api.anthropic.messages_structs import CountRequest, MessagesRequest, TokenCount
-from octavo.server.api.anthropic.messages_tools import choice_of, tool_of
+from octavo.server.api.anthropic.messages_tools import choice_of, descriptions_of, tools_of
 from octavo.server.api.body import decode
+from octavo.server.api.left_out import SEARCH_TOOLS
 from octavo.server.api.prompt_tokens import Reading
 from octavo.server.api.sampling import Defaults, chat_params
 from octavo.server.api.structs import ChatRequest, JsonObject, JsonSchema, ResponseFormat
@@ -21,8 +24,8 @@ def parse_messages(body: bytes, defaults: Defaults) -> ChatInput:
         ApiError, SamplingParamsError: it is malformed, or a value is out of range.
     """
     fields, left_out = decode(body, MessagesRequest)
-    chat = chat_of(fields)
-    return ChatInput(fields, chat, chat_params(chat, defaults), left_out)
+    chat = chat_of(fields, left_out)
+    return ChatInput(fields, chat, chat_params(chat, defaults), _with_thread(fields, left_out))
 
 
 def counted(materials: Materials, body: bytes) -> Answered:
@@ -33,27 +36,43 @@ def counted(materials: Materials, body: bytes) -> Answered:
     """
     fields, left_out = decode(body, CountRequest)
     check_model(fields.model, materials.model)
-    chat, prompts = chat_of(fields), materials.prompts
+    chat, prompts = chat_of(fields, left_out), materials.prompts
     shown = rendered(prompts, chat, toolbox_of(chat, materials.formats, None))
     count = len(prompts.encode_chat(shown, Reading()))
-    return msgspec.json.encode(TokenCount(count)), left_out
+    return msgspec.json.encode(TokenCount(count)), _with_thread(fields, left_out)
 
 
-def chat_of(fields: CountRequest) -> ChatRequest:
+def _with_thread(fields: CountRequest, left_out: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what is left out, with the wish that the conversation be kept.
+
+    Raises:
+        ApiError: the request goes on with one that was kept. Anthropic's client then sends all of it again.
+    """
+    if fields.thread is None:
+        return left_out
+    if fields.thread.type == "continue":
+        text = "thread: this server keeps no messages, so there is none to go on with; send all of them"
+        raise ApiError(404, text, param="thread", code="thread_not_found")
+    return (*left_out, "thread")
+
+
+def chat_of(fields: CountRequest, left_out: Sequence[str] = ()) -> ChatRequest:
     """Return a request as a chat. A last message of the assistant is continued.
+
+    Args:
+        fields: the request.
+        left_out: what was left out of it. Without the server that would search them, all tools are shown.
 
     Raises:
         ApiError: a block is of a kind that is not supported there, or fields contradict each other.
     """
-    if fields.thread is not None and fields.thread.type == "continue":
-        text = "thread: this server keeps no messages, so this one cannot go on; send the whole conversation"
-        raise ApiError(404, text, param="thread", code="thread_not_found")
-    messages = _messages(fields)
+    tools = tools_of(fields.tools or (), defers=f"tools[] {SEARCH_TOOLS}" not in left_out)
+    messages = _messages(fields, BlockReader(descriptions_of(tools)))
     choice, thinking = fields.tool_choice, fields.thinking
     return ChatRequest(
         messages=messages,
         continue_final_message=messages[-1]["role"] == "assistant",
-        tools=[tool_of(tool, f"tools[{index}]") for index, tool in enumerate(fields.tools or ())],
+        tools=tools,
         tool_choice=None if choice is None else choice_of(choice),
         parallel_tool_calls=None if choice is None else not choice.disable_parallel_tool_use,
         enable_thinking=None if thinking is None else thinking.type != "disabled",
@@ -67,14 +86,14 @@ def chat_of(fields: CountRequest) -> ChatRequest:
     )
 
 
-def _messages(fields: CountRequest) -> list[JsonObject]:
+def _messages(fields: CountRequest, blocks: BlockReader) -> list[JsonObject]:
     messages: list[JsonObject] = []
-    if fields.system not in (None, []):
-        messages.append({"role": "system", "content": text_of(fields.system, "system", "system")})
+    if fields.system is not None and fields.system != []:
+        messages.append({"role": "system", "content": blocks.text(fields.system, "system", "system")})
     last_user = max((i for i, message in enumerate(fields.messages) if message.role == "user"), default=-1)
     for index, message in enumerate(fields.messages):
         if message.clear_at != "next_user_message" or index > last_user:
-            messages += turns_of(message, f"messages[{index}]")
+            messages += blocks.turns(message, f"messages[{index}]")
     if not messages:
         raise ApiError(400, "messages: expected one that the model reads, got none", param="messages")
     return messages

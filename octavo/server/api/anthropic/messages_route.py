@@ -74,9 +74,7 @@ def block_events(events: Iterable[ResponseEvent], *, hides: bool) -> bytes:
     return b"".join(written)
 
 
-def blocks_of(
-    items: Iterable[OutputItem], *, hides: bool
-) -> list[TextBlock | ThinkingBlock | ToolUseBlock]:
+def blocks_of(items: Iterable[OutputItem], *, hides: bool) -> list[TextBlock | ThinkingBlock | ToolUseBlock]:
     """Return a whole answer's items as blocks; as `block_events`."""
     return [_block(item, hides=hides) for item in items]
 

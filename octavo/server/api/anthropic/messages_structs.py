@@ -159,6 +159,7 @@ class ToolParam(Struct, forbid_unknown_fields=True, kw_only=True):
         input_schema: of its arguments; tools of Anthropic's own types have none.
         type: custom, or a type whose schema Anthropic has published (messages_tools.py).
         input_examples: arguments as they may be.
+        defer_loading: shown where a block refers to it, not among the tools.
     """
 
     name: FunctionName
@@ -167,6 +168,7 @@ class ToolParam(Struct, forbid_unknown_fields=True, kw_only=True):
     type: str | None = None
     strict: bool | None = None
     input_examples: Annotated[list[JsonObject], Meta(max_length=MAX_TOOLS)] | None = None
+    defer_loading: bool | None = None
 
 
 class ToolChoiceParam(Struct, forbid_unknown_fields=True, kw_only=True):

@@ -1,10 +1,14 @@
-"""The tools of /v1/messages as functions: the client's own, and those whose schemas Anthropic has published."""
+"""The tools of /v1/messages as functions: the client's own, and those whose schemas are Anthropic's."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from octavo.server.api.anthropic.messages_structs import ToolChoiceParam, ToolParam, part
 from octavo.server.api.structs import FunctionChoice, FunctionTool, JsonObject, NamedTool, Tool, ToolChoice
 from octavo.server.api_errors import refused
+from octavo.tokenizer.messages import encoded
+
+_MAY_BE_CALLED = "The tool {} can be called"
 
 
 def _object(required: str, commands: str = "", **properties: JsonObject) -> JsonObject:
@@ -31,8 +35,8 @@ _FILES: dict[str, JsonObject] = {
     "view_range": {"type": "array", "items": _LINE},
 }
 _EDITOR = (
-    "view shows a file, view_range of its lines, or a folder. create writes file_text. str_replace puts new_str "
-    "for old_str, which must occur once. insert puts {} after insert_line. "
+    "view shows a file, view_range of its lines, or a folder. create writes file_text. str_replace puts "
+    "new_str for old_str, which must occur once. insert puts {} after insert_line. "
 )
 # Tools that a client runs: how their types begin, what a model is told of them, and the schema.
 # Source: platform.claude.com, "Bash tool", "Text editor tool" and "Memory tool".
@@ -68,16 +72,34 @@ _PUBLISHED: tuple[tuple[tuple[str, ...], str, JsonObject], ...] = (
 )
 
 
-def tool_of(found: JsonObject, where: str) -> Tool:
-    """Return a tool as a function.
+def tools_of(found: Sequence[JsonObject], *, defers: bool) -> list[Tool]:
+    """Return tools as functions.
 
     Args:
-        found: it, decoded.
-        where: its place in the body.
+        found: them, decoded.
+        defers: those that want it are shown only where a block refers to them.
 
     Raises:
-        ApiError: it is malformed, or its type is one whose schema is not known.
+        ApiError: one is malformed, or of a type whose schema is not known.
     """
+    return [_tool(tool, f"tools[{index}]", defers=defers) for index, tool in enumerate(found)]
+
+
+def descriptions_of(tools: Sequence[Tool]) -> dict[str, str]:
+    """Return what is said of each deferred tool where a block refers to it, by name."""
+    later = [tool.function for tool in tools if tool.function.defer_loading]
+    return {
+        function.name: f"{_MAY_BE_CALLED.format(function.name)}: {_definition(function)}"
+        for function in later
+    }
+
+
+def _definition(function: FunctionTool) -> str:
+    found = {"name": function.name, "description": function.description, "parameters": function.parameters}
+    return encoded({name: value for name, value in found.items() if value}).decode()
+
+
+def _tool(found: JsonObject, where: str, *, defers: bool) -> Tool:
     kind = found.get("type")
     about = None if kind in (None, "custom") else _published(kind, f"{where}.type")
     tool = part(found, ToolParam, where)
@@ -86,7 +108,13 @@ def tool_of(found: JsonObject, where: str) -> Tool:
         raise refused(f"{where}.input_schema", "is missing: expected a JSON schema of the tool's arguments")
     if tool.input_examples:
         schema = {**schema, "examples": tool.input_examples}
-    function = FunctionTool(name=tool.name, description=description, parameters=schema, strict=tool.strict)
+    function = FunctionTool(
+        name=tool.name,
+        description=description,
+        parameters=schema,
+        strict=tool.strict,
+        defer_loading=True if defers and tool.defer_loading else None,
+    )
     return Tool(type="function", function=function)
 
 
