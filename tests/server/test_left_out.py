@@ -29,7 +29,7 @@ HOLDERS: dict[str, dict[str, Any]] = {
     "messages tools[]": {"name": "f", "input_schema": {}},
     **{f"{api} messages[]": TURN for api in ("chat", "messages")},
     "chat tools[].function": {"name": "f"},
-    "chat thinking": {"type": "enabled"},
+    **{f"{api} thinking": {"type": "enabled"} for api in ("chat", "messages")},
 }
 FIELD_CASES = [(row.name, api) for row in FIELDS for api in row.apis if api in KINDS]
 TOOL_CASES = [(row.name, api) for row in TOOLS for api in row.apis]
@@ -79,7 +79,8 @@ def test_a_tool_that_a_server_would_run_is_left_out_and_named(name: str, api: st
     body = LEAST[api] | {"tools": [HOLDERS[f"{api} tools[]"], tool, tool]}
     found, names = decode(msgspec.json.encode(body), KINDS[api])
     assert names == (f"tools[] {name}",)
-    assert [tool.name for tool in found.tools] == ["f"]  # type: ignore[attr-defined]
+    (kept,) = msgspec.to_builtins(found)["tools"]
+    assert kept["name"] == "f"
 
 
 @pytest.mark.parametrize("api", KINDS)

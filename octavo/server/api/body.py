@@ -65,9 +65,7 @@ REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
     "max_tool_calls": ("is not supported; parallel_tool_calls: false allows one", (None,)),
     "truncation": ("is not supported; shorten the input", (None, "disabled")),
     "container": ("is not supported: this server runs no code", (None,)),
-    "context_management": ("is not supported: messages are taken as they are sent", (None, {}, [])),
-    "mcp_servers": ("is not supported: this server opens no connections", (None, [])),
-    "output_config": ("is not supported; use response_format of /v1/chat/completions", (None, {})),
+    "compaction": ("is not supported: this server writes no summaries; ask for one in a message", (None,)),
 }  # fmt: skip
 
 _UNKNOWN = re.compile(r"^Object contains unknown field `(.*?)`(?: - at `(.*)`)?$", re.DOTALL)

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 HEADER = b"x-octavo-left-out"
+SEARCH_TOOLS = "tool_search_tool_*"
 
 # Fields | APIs | why. A field is written as a path, in which [] stands for each item of a list.
 _FIELDS = """
@@ -21,10 +22,17 @@ moderation | chat responses | nothing is moderated
 prompt_cache_key prompt_cache_retention prompt_cache_options | chat completions responses |
     every prefix is cached
 cache_prompt keep_alive id_slot | chat completions | every prefix is cached, and the model stays loaded
-cache_control messages[].cache_control messages[].content[].cache_control tools[].cache_control | chat messages |
-    every prefix is cached
+cache_control messages[].cache_control messages[].content[].cache_control tools[].cache_control |
+    chat messages | every prefix is cached
 tools[].function.cache_control | chat | every prefix is cached
-system[].cache_control messages[].content[].content[].cache_control | messages | every prefix is cached
+system[].cache_control messages[].content[].content[].cache_control
+    messages[].content[].content[].content[].cache_control messages[].content[].source.content[].cache_control
+    messages[].content[].content[].source.content[].cache_control | messages | every prefix is cached
+messages[].content[].citations messages[].content[].content[].citations system[].citations
+    messages[].content[].content[].content[].citations messages[].content[].source.content[].citations
+    messages[].content[].content[].source.content[].citations | messages | answers cite nothing
+messages[].content[].caller messages[].content[].toolset_name messages[].content[].parsed_output | messages |
+    the client and other servers note them
 messages[].content[].prompt_cache_breakpoint | chat | every prefix is cached
 input[].content[].prompt_cache_breakpoint input[].output[].prompt_cache_breakpoint | responses |
     every prefix is cached
@@ -34,18 +42,24 @@ spaces_between_special_tokens | chat completions | texts are decoded as the toke
 verbosity | chat | a wish; say it in a message
 text.verbosity | responses | a wish; say it in the instructions
 web_search_options | chat | this server opens no connections
-defer_loading tools[].defer_loading tools[].tools[].defer_loading | responses messages |
-    the model sees all tools
+defer_loading tools[].defer_loading tools[].tools[].defer_loading | responses | the model sees all tools
 tools[].allowed_callers tools[].tools[].allowed_callers | responses messages | only the client calls tools
 tools[].output_schema tools[].tools[].output_schema | responses | results of tools are taken as they are
-tools[].input_examples tools[].eager_input_streaming | messages | arguments are always streamed
+tools[].eager_input_streaming | messages | arguments are always streamed
+tools[].max_characters | messages | the client runs the tool
 include | responses | what it asks for of server tools does not exist; encrypted reasoning is honoured
 client_metadata access_programs | responses | they describe the client
 reasoning.summary reasoning.generate_summary reasoning.context | chat responses | reasoning is shown whole
-thinking.budget_tokens thinking.clear_thinking | chat | only max_tokens bounds an answer
+thinking.budget_tokens | chat messages | only max_tokens bounds an answer
+thinking.clear_thinking | chat | the model's chat template decides it
+thinking.block_binding | messages | thinking is read as it is sent
+output_config.task_budget | messages | only max_tokens bounds an answer
 max_tool_calls | responses | it counts calls of server tools, of which there are none
 context_management | responses messages | the whole conversation is read, up to the model's length
-betas diagnostics | messages | they describe the client
+betas anthropic_beta anthropic_version diagnostics | messages | they describe the client
+user_profile_id workspace_id billing_policy fallback_credit_token | messages | nothing is billed
+fallbacks | messages | there is one model
+mcp_servers | messages | this server opens no connections
 """
 # Types of tools | APIs | why; * stands for a date.
 _TOOLS = """
@@ -60,6 +74,7 @@ apply_patch | responses | give a custom tool of this name
 web_search_* web_fetch_* mcp_toolset | messages | this server opens no connections
 code_execution_* | messages | this server runs no code
 tool_search_tool_* | messages | the model sees all tools
+advisor_* | messages | there is one model
 """
 
 
@@ -88,9 +103,13 @@ def _paths_of(api: str) -> tuple[str, ...]:
 
 @cache
 def _inner_names(api: str) -> tuple[bytes, ...]:
-    """Return the last names of paths, as JSON writes them: a struct may hold such objects unread."""
-    names = {path.rpartition(".")[2] for path in _paths_of(api) if "." in path}
-    return tuple(f'"{name}"'.encode() for name in sorted(names))
+    """Return the last names of paths and the first ones of tools, as JSON writes them.
+
+    A struct may hold such objects unread.
+    """
+    names = {path.rpartition(".")[2] + '"' for path in _paths_of(api) if "." in path}
+    tools = {row.name.partition("*")[0] for row in TOOLS if api in row.apis}
+    return tuple(f'"{name}'.encode() for name in sorted(names | tools))
 
 
 def may_hold_more(body: bytes, api: str) -> bool:

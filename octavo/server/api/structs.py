@@ -26,12 +26,17 @@ class RequestBody(Struct):
 
 
 class FunctionTool(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A function that may be called. Without parameters it takes none."""
+    """A function that may be called. Without parameters it takes none.
+
+    Attributes:
+        defer_loading: the model is not shown it among the tools: a message describes it.
+    """
 
     name: FunctionName
     description: str | UnsetType | None = UNSET
     parameters: dict[str, Any] | UnsetType | None = UNSET
     strict: bool | None = None
+    defer_loading: bool | None = None
 
 
 class CustomGrammar(Struct, forbid_unknown_fields=True, kw_only=True):

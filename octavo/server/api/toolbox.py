@@ -137,7 +137,7 @@ def toolbox_of(fields: ChatRequest, formats: ModelFormats, structured: Structure
     if structured is not None and structured.grammar is not None and strict & {name for name, _ in functions}:
         raise refused("tools", "cannot be strict beside a grammar of your own, which holds for calls, too")
     return Toolbox(
-        tools=tools,
+        tools=[tool for tool in tools if not tool.defer_loading],
         functions=functions,
         strict=strict,
         must_call=must_call,
@@ -219,7 +219,8 @@ def _functions(tools: Sequence[FunctionTool]) -> list[Function]:
 def _shown_tool(tool: FunctionTool) -> dict[str, Any]:
     """Return a tool as it was given, without fields that are not for the model."""
     function = msgspec.to_builtins(tool)
-    shown = {name: value for name, value in function.items() if name != "strict" and value is not None}
+    unseen = ("strict", "defer_loading")
+    shown = {name: value for name, value in function.items() if name not in unseen and value is not None}
     return {"type": "function", "function": shown}
 
 

@@ -33,7 +33,7 @@ ANSWERS: Mapping[str, Callable[[Materials, bytes], Answered]] = {
 # fields are sent back, so that a new one is not forgotten.
 _PARAMETERS = "stop stop_token_ids logit_bias response_format structured_outputs"
 _CHAT_PARTS = "tools tool_choice chat_template_kwargs"
-_MESSAGES_PARTS = "system tools tool_choice stop_sequences"
+_MESSAGES_PARTS = "system tools tool_choice stop_sequences output_config output_format"
 
 
 def _nulls(names: str) -> Mapping[str, None]:
