@@ -5,6 +5,7 @@ from typing import Any
 
 from octavo.server.api.anthropic.messages_structs import ToolChoiceParam, ToolParam, part
 from octavo.server.api.structs import FunctionChoice, FunctionTool, JsonObject, NamedTool, Tool, ToolChoice
+from octavo.server.api.tools.tool_choice import function_tool
 from octavo.server.api_errors import refused
 from octavo.tokenizer.messages import encoded
 
@@ -87,7 +88,7 @@ def tools_of(found: Sequence[JsonObject], *, defers: bool) -> list[Tool]:
 
 def descriptions_of(tools: Sequence[Tool]) -> dict[str, str]:
     """Return what is said of each deferred tool where a block refers to it, by name."""
-    later = [tool.function for tool in tools if tool.function.defer_loading]
+    later = [function for function in map(function_tool, tools) if function.defer_loading]
     return {
         function.name: f"{_MAY_BE_CALLED.format(function.name)}: {_definition(function)}"
         for function in later
