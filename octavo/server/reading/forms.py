@@ -107,6 +107,7 @@ class Tools(Struct):
     strict: list[str]
     must_call: bool
     parallel: bool
+    customs: list[str]
     has_begun_reasoning: bool
     channel: str | None
 
@@ -114,7 +115,15 @@ class Tools(Struct):
     def of(cls, box: Toolbox) -> "Tools":
         """Return a toolbox's part."""
         functions, strict = json.dumps(box.functions).encode(), list(box.strict)
-        return cls(functions, strict, box.must_call, box.parallel, box.has_begun_reasoning, box.channel)
+        return cls(
+            functions,
+            strict,
+            box.must_call,
+            box.parallel,
+            list(box.customs),
+            box.has_begun_reasoning,
+            box.channel,
+        )
 
     def box(self, formats: ModelFormats) -> Toolbox:
         """Return the toolbox."""
@@ -125,6 +134,7 @@ class Tools(Struct):
             must_call=self.must_call,
             parallel=self.parallel,
             formats=formats,
+            customs=frozenset(self.customs),
             has_begun_reasoning=self.has_begun_reasoning,
             channel=self.channel,
         )
@@ -136,6 +146,7 @@ class ReadChat(Struct, tag=True):
     fields: bytes
     chat: ChatRequest
     params: SamplingParams
+    left_out: tuple[str, ...]
     constrained_params: SamplingParams
     prompt: bytes
     tools: Tools
@@ -146,6 +157,7 @@ class ReadTexts(Struct, tag=True):
 
     fields: CompletionRequest
     params: SamplingParams
+    left_out: tuple[str, ...]
     prompts: list[bytes]
 
 
@@ -153,6 +165,7 @@ class ReadAnswer(Struct, tag=True):
     """A whole answer."""
 
     body: bytes
+    left_out: tuple[str, ...]
 
 
 class Refusal(Struct, tag=True):

@@ -284,3 +284,11 @@ def test_hints_keep_a_prompt_cached_longer(serve: Serve, path: str, body: dict, 
     server.post(path, {**asked, **body}).raise_for_status()
     server.assert_drained()
     assert pool.num_kept >= len(RULES) // 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("api", SESSIONS)
+def test_a_real_model_finds_its_own_answers(real: LiveServer, api: str) -> None:
+    """Its answers come back as the tokens that it wrote: most of them are hits, too."""
+    found = list(hits(SESSIONS[api](real, is_noisy=True)))
+    assert all(num_cached >= 0.95 * before - 16 for before, num_cached in found), found
