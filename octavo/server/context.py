@@ -116,16 +116,13 @@ class Context:
     @property
     def materials(self) -> Materials:
         """Everything that is needed to read prompts. Raises as `engine` does."""
-        return Materials(self.model, self._prompts, self._formats, self.defaults)
+        prompts = Prompts(self.engine.prompts, is_canonical=self.config.canonical_prompts)
+        return Materials(self.model, prompts, self._formats, self.defaults)
 
     @property
     def defaults(self) -> Defaults:
         """The model's values for what requests leave open. Raises as `engine` does."""
         return self.engine.sampling_defaults.values
-
-    @property
-    def _prompts(self) -> Prompts:
-        return Prompts(self.engine.prompts, is_canonical=self.config.canonical_prompts)
 
     @functools.cached_property
     def watch(self) -> PrefixWatch:

@@ -11,7 +11,7 @@ from octavo.engine.prompt_reader import TokenIds
 from octavo.tokenizer import Tokenizer
 
 _MIN_TOKENS = 512
-_MAX_PROMPTS = 16
+_MAX_PROMPTS, _MAX_TOKENS = 64, 1 << 22
 _MAX_WARNED = 1024
 # So many tokens make one shingle; a prompt is known by one in 32 of its shingles, wherever they stand.
 _SHINGLE_TOKENS = 8
@@ -53,7 +53,7 @@ class PrefixWatch:
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        self._prompts: deque[_Prompt] = deque(maxlen=_MAX_PROMPTS)
+        self._prompts: deque[_Prompt] = deque()
         self._warned: OrderedDict[Hashable, None] = OrderedDict()
 
     def note(self, client: Hashable, prompt: TokenIds) -> None:
@@ -72,6 +72,8 @@ class PrefixWatch:
         if before is not None:
             self._prompts.remove(before)
         self._prompts.append(new)
+        while len(self._prompts) > _MAX_PROMPTS or sum(p.token_ids.size for p in self._prompts) > _MAX_TOKENS:
+            self._prompts.popleft()
 
     def _warn(self, before: _Prompt, new: _Prompt) -> None:
         self._warned[new.client] = None
@@ -79,12 +81,9 @@ class PrefixWatch:
             self._warned.popitem(last=False)
         at = new.num_common(before)
         logger.warning(
-            "a conversation stopped hitting the prefix cache: of the %d tokens of its turn before, %d begin "
-            "this turn, which differs from token %d on%s; this client is not watched any more",
-            len(before.token_ids),
-            at,
-            at,
-            self._excerpt(before, new, at),
+            f"a conversation stopped hitting the prefix cache: of the {len(before.token_ids)} tokens of its "
+            f"turn before, {at} begin this turn, which differs from token {at} on"
+            f"{self._excerpt(before, new, at)}; this client is not watched any more"
         )
 
     def _excerpt(self, before: _Prompt, new: _Prompt, at: int) -> str:

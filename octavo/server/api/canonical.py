@@ -28,8 +28,7 @@ class Rule:
         name: short, for documents.
         api: where it comes from.
         place: the beginning of a system turn, or its blocks such as <env>.
-        pattern: finds it, in time that grows with the text alone.
-        written: what stands for it.
+        pattern: finds it, in time that grows with the text alone; only its group stays.
         why: the reason to change it.
     """
 
@@ -37,18 +36,16 @@ class Rule:
     api: str
     place: Literal["beginning", "environment"]
     pattern: re.Pattern[str]
-    written: str
     why: str
 
 
 RULES = (
     Rule(
         "billing line",
-        "messages, and chats that a proxy makes of them",
+        "messages, and chats made of them",
         "beginning",
-        re.compile(r"\s*x-anthropic-billing-header:[^\n]*\n*", re.IGNORECASE),
-        "",
-        "Claude Code's first line holds a checksum of the request, which only Anthropic's billing reads",
+        re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n*()", re.IGNORECASE),
+        "Claude Code's first line has a checksum that only billing reads",
     ),
     Rule(
         "time of day",
@@ -58,7 +55,6 @@ RULES = (
             r"((?:today.?s|current)[ _]date\W[^\n<]{0,40}?\d{4}[^\n<]{0,16}?)[T, ]+\d{1,2}:\d\d[^\n<]*",
             re.IGNORECASE,
         ),
-        r"\1",
         "the client calls it a date; the day stays, since models answer by it",
     ),
 )
@@ -102,8 +98,8 @@ def _text(text: Any, *, is_first: bool) -> Any:
     for rule in RULES:
         if rule.place == "environment":
             text = _in_environments(text, rule)
-        elif is_first and (found := rule.pattern.match(text)):
-            text = rule.written + text[found.end() :]
+        elif is_first:
+            text = rule.pattern.sub(r"\1", text)
     return text
 
 
@@ -111,7 +107,7 @@ def _in_environments(text: str, rule: Rule) -> str:
     for name in _ENVIRONMENTS:
         begin = text.find(f"<{name}>")
         while begin >= 0 and (end := text.find(f"</{name}>", begin)) >= 0:
-            block = rule.pattern.sub(rule.written, text[begin:end])
+            block = rule.pattern.sub(r"\1", text[begin:end])
             text = text[:begin] + block + text[end:]
             begin = text.find(f"<{name}>", begin + len(block))
     return text

@@ -29,24 +29,24 @@ service_tier | chat completions responses messages | there is one tier; see the 
 speed inference_geo | messages | there is one speed, and one place
 moderation | chat responses | nothing is moderated
 prompt_cache_key prompt_cache_retention prompt_cache_options | chat completions responses |
-    a hint to evict the prompt later than others
+    a hint to keep the prompt cached
 cache_prompt keep_alive id_slot | chat completions | every prefix is cached, and the model stays loaded
 cache_control messages[].cache_control messages[].content[].cache_control tools[].cache_control |
-    chat messages | a hint to evict the prompt later than others
-tools[].function.cache_control | chat | a hint to evict the prompt later than others
+    chat messages | a hint to keep the prompt cached
+tools[].function.cache_control | chat | a hint to keep the prompt cached
 system[].cache_control messages[].content[].content[].cache_control
     messages[].content[].content[].content[].cache_control messages[].content[].source.content[].cache_control
-    messages[].content[].content[].source.content[].cache_control | messages | a hint to evict the prompt later than others
+    messages[].content[].content[].source.content[].cache_control | messages | a hint to keep the prompt cached
 messages[].content[].citations messages[].content[].content[].citations system[].citations
     messages[].content[].content[].content[].citations messages[].content[].source.content[].citations
     messages[].content[].content[].source.content[].citations | messages | answers cite nothing
 messages[].content[].caller messages[].content[].toolset_name messages[].content[].parsed_output | messages |
     the client and other servers note them
-messages[].content[].prompt_cache_breakpoint | chat | a hint to evict the prompt later than others
+messages[].content[].prompt_cache_breakpoint | chat | a hint to keep the prompt cached
 input[].phase | responses | templates know no phases
 input[].caller | responses | only the client calls tools
 input[].content[].prompt_cache_breakpoint input[].output[].prompt_cache_breakpoint | responses |
-    a hint to evict the prompt later than others
+    a hint to keep the prompt cached
 stream_options.include_obfuscation | chat completions | events are not padded
 stream_options | responses | events are not padded
 spaces_between_special_tokens | chat completions | texts are decoded as the tokenizer does it
