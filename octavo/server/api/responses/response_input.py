@@ -212,6 +212,8 @@ def _parts(parts: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _part(part: object, where: str) -> dict[str, Any]:
+    if isinstance(part, dict) and part.get("type") == "refusal":
+        part = {"type": "text", "text": part.get("refusal")}
     if not isinstance(part, dict) or part.get("type") not in _PARTS:
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         raise ApiError(400, f"{where}: only text is supported, got {kind!r}", param=where)
