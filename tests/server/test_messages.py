@@ -11,6 +11,8 @@ from octavo.outputs import CompletionOutput
 from octavo.server.api.anthropic.messages_input import chat_of
 from octavo.server.api.anthropic.messages_route import block_events, blocks_of, ending
 from octavo.server.api.anthropic.messages_structs import MessagesRequest
+from octavo.server.api.anthropic.signature import signed
+from octavo.server.api.body import decode
 from octavo.server.api.responses.response_items import OutputWriter
 from octavo.server.parsing.piece import Piece
 
@@ -56,7 +58,9 @@ def test_every_part_of_a_request_reaches_the_chat() -> None:
         "top_k": 3,
         "thinking": {"type": "disabled"},
     }
-    asked = chat_of(msgspec.convert(body, MessagesRequest))
+    fields, left_out = decode(msgspec.json.encode(body), MessagesRequest)
+    asked = chat_of(fields)
+    assert left_out == ("system[].cache_control",)
     system, first, turn, noon, failed, last = asked.messages
     assert system == {"role": "system", "content": "Be kind."}
     assert first == {"role": "user", "content": "What time is it?"}
@@ -70,7 +74,7 @@ def test_every_part_of_a_request_reaches_the_chat() -> None:
     assert (asked.tool_choice, asked.parallel_tool_calls) == ("required", False)
     assert (asked.max_tokens, asked.stop) == (7, ["END"])
     assert (asked.temperature, asked.top_p, asked.top_k) == (0.5, 0.9, 3)
-    assert asked.chat_template_kwargs == {"enable_thinking": False}
+    assert asked.enable_thinking is False
 
 
 def test_every_kind_of_block_in_answers() -> None:
@@ -85,18 +89,19 @@ def test_every_kind_of_block_in_answers() -> None:
     writer = OutputWriter(lambda: "call_1", parallel=True)
     events = [event for piece in pieces for event in writer.write([piece])] + writer.finish("completed")
     assert [msgspec.to_builtins(block) for block in blocks_of(writer.items)] == [
-        {"type": "thinking", "thinking": "Hm.", "signature": ""},
+        {"type": "thinking", "thinking": "Hm.", "signature": signed("Hm.", carries=False)},
         {"type": "text", "text": "I look."},
         {"type": "tool_use", "id": "call_1", "name": "now", "input": {"utc": True}},
     ]
     told = [json.loads(line[6:]) for line in block_events(events).splitlines() if line.startswith(b"data: ")]
-    assert [told[index]["content_block"] for index in (0, 3, 6)] == [
+    assert [told[index]["content_block"] for index in (0, 4, 7)] == [
         {"type": "thinking", "thinking": "", "signature": ""},
         {"type": "text", "text": ""},
         {"type": "tool_use", "id": "call_1", "name": "now", "input": {}},
     ]
     assert [event["delta"] for event in told if event["type"] == "content_block_delta"] == [
         {"type": "thinking_delta", "thinking": "Hm."},
+        {"type": "signature_delta", "signature": signed("Hm.", carries=False)},
         {"type": "text_delta", "text": "I look."},
         {"type": "input_json_delta", "partial_json": '{"utc":'},
         {"type": "input_json_delta", "partial_json": " true}"},

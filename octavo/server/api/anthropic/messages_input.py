@@ -13,7 +13,7 @@ from octavo.server.api.prompt_tokens import Reading
 from octavo.server.api.sampling import Defaults, chat_params
 from octavo.server.api.structs import ChatRequest, JsonObject, JsonSchema, ResponseFormat
 from octavo.server.api.toolbox import rendered, toolbox_of
-from octavo.server.api_errors import ApiError
+from octavo.server.api_errors import ApiError, refused
 from octavo.server.reading.requests import Answered, ChatInput, Materials, check_model
 
 
@@ -90,12 +90,14 @@ def _messages(fields: CountRequest, blocks: BlockReader) -> list[JsonObject]:
     messages: list[JsonObject] = []
     if fields.system is not None and fields.system != []:
         messages.append({"role": "system", "content": blocks.text(fields.system, "system", "system")})
+    if fields.messages[0].role == "system":
+        raise refused(
+            "messages[0].role", "must not be system: what comes before all turns is the field system"
+        )
     last_user = max((i for i, message in enumerate(fields.messages) if message.role == "user"), default=-1)
     for index, message in enumerate(fields.messages):
         if message.clear_at != "next_user_message" or index > last_user:
             messages += blocks.turns(message, f"messages[{index}]")
-    if not messages:
-        raise ApiError(400, "messages: expected one that the model reads, got none", param="messages")
     return messages
 
 

@@ -49,7 +49,7 @@ def event(kind: str, **fields: Any) -> bytes:
     return named_event(kind, {"type": kind, **fields})
 
 
-def block_events(events: Iterable[ResponseEvent], *, hides: bool) -> bytes:
+def block_events(events: Iterable[ResponseEvent], *, hides: bool = False) -> bytes:
     """Translate events of /v1/responses to events of the same blocks.
 
     Args:
@@ -74,12 +74,14 @@ def block_events(events: Iterable[ResponseEvent], *, hides: bool) -> bytes:
     return b"".join(written)
 
 
-def blocks_of(items: Iterable[OutputItem], *, hides: bool) -> list[TextBlock | ThinkingBlock | ToolUseBlock]:
+def blocks_of(
+    items: Iterable[OutputItem], *, hides: bool = False
+) -> list[TextBlock | ThinkingBlock | ToolUseBlock]:
     """Return a whole answer's items as blocks; as `block_events`."""
     return [_block(item, hides=hides) for item in items]
 
 
-def ending(completion: CompletionOutput, items: Iterable[OutputItem], max_tokens: int) -> Ending:
+def ending(completion: CompletionOutput, items: Iterable[OutputItem], max_tokens: int = 0) -> Ending:
     """Return why an answer ended.
 
     Args:

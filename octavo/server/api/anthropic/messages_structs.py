@@ -18,8 +18,8 @@ _TYPES = {
     500: "api_error",
     503: "overloaded_error",
 }
-# Anthropic's own status for a server that takes no requests now; agents wait longer after it.
-_OVERLOADED = 529
+OVERLOADED = 529
+"""Anthropic's status for a server that takes no requests now; its clients try again later."""
 # Codes that a client of Anthropic's acts on: it sends the whole conversation again.
 _CODES_READ = frozenset({"thread_not_found"})
 
@@ -287,9 +287,9 @@ def error_body(error: ApiError) -> bytes:
     )
 
 
-def status_of(error: ApiError) -> int:
+def anthropic_status(error: ApiError) -> int:
     """Return an error's status by Anthropic's list."""
-    return _OVERLOADED if error.status == 503 else error.status
+    return OVERLOADED if error.status == 503 else error.status
 
 
 def error_event(error: ApiError) -> bytes:
