@@ -8,14 +8,15 @@ from octavo.errors import ChatTemplateError
 from octavo.tokenizer import ChatText
 from octavo.tokenizer.messages import checked_messages
 
-Messages = Sequence[Mapping[str, Any]]
 _SYSTEM = ("system", "developer")
 
 
-def folding(render: Callable[..., ChatText], messages: Messages, **options: Any) -> ChatText:
-    """Render a conversation; if it is refused, then with each later system turn in the turn before it.
+def folding(
+    render: Callable[..., ChatText], messages: Sequence[Mapping[str, Any]], **options: Any
+) -> ChatText:
+    """Render a conversation; if that is refused, then with later system turns as part of the turns before.
 
-    Agents say there what has changed. Nothing moves, so that the next prompt begins with this one.
+    So agents say what has changed. The next prompt begins with this one, as no text moves.
 
     Raises:
         ChatTemplateError: as `render`, for the conversation as it was given.
@@ -24,22 +25,18 @@ def folding(render: Callable[..., ChatText], messages: Messages, **options: Any)
         return render(messages, **options)
     except ChatTemplateError:
         with suppress(ChatTemplateError):
-            folded = _folded(messages)
-            if folded != checked_messages(messages):
-                return render(folded, **options)
+            if any(message["role"] in _SYSTEM for message in checked_messages(messages)[1:]):
+                return render(_folded(messages), **options)
         raise
 
 
-def _folded(messages: Messages) -> list[dict[str, Any]]:
+def _folded(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     folded: list[dict[str, Any]] = []
     for message in checked_messages(messages):
+        before, text = folded[-1] if folded else message, f"<system>\n{message['content']}\n</system>"
         if message["role"] not in _SYSTEM or not folded:
             folded.append(message)
-            continue
-        before, text = folded[-1], message["content"]
-        if before["role"] not in _SYSTEM:
-            text = f"<system>\n{text}\n</system>"
-        if before["role"] == "assistant":
+        elif before["role"] == "assistant":
             folded.append({"role": "user", "content": text})
         else:
             folded[-1] = before | {"content": f"{before['content']}\n\n{text}"}

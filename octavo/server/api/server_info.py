@@ -1,6 +1,6 @@
 """GET /health, /ready, /load, /metrics, /v1/models and /version: what the server is and how it is doing."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.models import SamplingDefaults
-from octavo.server.api.anthropic.probes import ModelInfo, is_anthropics, model_info, model_page
+from octavo.server.api.anthropic.probes import is_anthropics, model_info, model_page
 from octavo.server.api.sse import encode
 from octavo.server.api.structs import JsonObject
 from octavo.server.context import VERSION, Context
@@ -131,7 +131,7 @@ async def version(context: Context, request: Request) -> Response:
     return Response(encode(Version(VERSION)), media_type="application/json")
 
 
-def _info(context: Context) -> ModelInfo:
+def _info(context: Context) -> dict[str, Any]:
     card = _card(context)
     return model_info(card.id, card.created, card.max_model_len)
 

@@ -75,9 +75,9 @@ class Answer:
 
     async def send_error(self, error: ApiError) -> None:
         """Send an error."""
-        status, body = (
-            (anthropic_status(error), error_body(error)) if self._is_anthropic else (error.status, error.body)
-        )
+        status, body = error.status, error.body
+        if self._is_anthropic:
+            status, body = anthropic_status(error), error_body(error)
         headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
         listed = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         await self.send({"type": "http.response.start", "status": status, "headers": listed})

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from octavo.server.api.anthropic.messages_blocks import BlockReader
-from octavo.server.api.anthropic.messages_structs import CountRequest, MessagesRequest, TokenCount
+from octavo.server.api.anthropic.messages_structs import NO_THREAD, CountRequest, MessagesRequest, TokenCount
 from octavo.server.api.anthropic.messages_tools import choice_of, descriptions_of, tools_of
 from octavo.server.api.body import decode
 from octavo.server.api.left_out import SEARCH_TOOLS
@@ -52,7 +52,7 @@ def _with_thread(fields: CountRequest, left_out: tuple[str, ...]) -> tuple[str, 
         return left_out
     if fields.thread.type == "continue":
         text = "thread: this server keeps no messages, so there is none to go on with; send all of them"
-        raise ApiError(404, text, param="thread", code="thread_not_found")
+        raise ApiError(404, text, param="thread", code=NO_THREAD)
     return (*left_out, "thread")
 
 

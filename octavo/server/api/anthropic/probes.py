@@ -1,55 +1,29 @@
 """What Anthropic's clients ask beside messages: which models there are, and whether somebody answers."""
 
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any
 
-from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.server.context import Context
 
 
-class ModelInfo(Struct, kw_only=True):
-    """The model, since when it is served (RFC 3339), and its tokens; null while it loads."""
-
-    id: str
-    type: Literal["model"] = "model"
-    display_name: str
-    created_at: str
-    lifecycle: Literal["active"] = "active"
-    max_input_tokens: int | None
-    max_tokens: int | None
-
-
-class ModelPage(Struct, kw_only=True):
-    """All models, on one page."""
-
-    data: list[ModelInfo]
-    has_more: Literal[False] = False
-    first_id: str
-    last_id: str
-
-
 def is_anthropics(request: Request) -> bool:
-    """Return whether a client expects Anthropic's shape: it says which version of that it reads."""
+    """Return whether a client says which version of Anthropic's API it reads."""
     return "anthropic-version" in request.headers
 
 
-def model_info(name: str, created_s: int, max_model_len: int | None) -> ModelInfo:
-    """Describe a model that was loaded at a time, in seconds since the epoch."""
-    return ModelInfo(
-        id=name,
-        display_name=name,
-        created_at=datetime.fromtimestamp(created_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        max_input_tokens=max_model_len,
-        max_tokens=max_model_len,
-    )
+def model_info(name: str, created_s: int, max_model_len: int | None) -> dict[str, Any]:
+    """Describe a model, loaded at a time in seconds since the epoch; its length may not be known yet."""
+    created = datetime.fromtimestamp(created_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    names = {"id": name, "type": "model", "display_name": name, "created_at": created, "lifecycle": "active"}
+    return {**names, "max_input_tokens": max_model_len, "max_tokens": max_model_len}
 
 
-def model_page(model: ModelInfo) -> ModelPage:
+def model_page(model: dict[str, Any]) -> dict[str, Any]:
     """List the one model."""
-    return ModelPage(data=[model], first_id=model.id, last_id=model.id)
+    return {"data": [model], "has_more": False, "first_id": model["id"], "last_id": model["id"]}
 
 
 async def hello(context: Context, request: Request) -> Response:
