@@ -55,12 +55,13 @@ class BlockReader:
         where, turn = f"{where}.content", list[AnyBlock]()
         if not message.content and message.role != "assistant":
             raise ApiError(400, f"{where}: expected a block or more, got none", param=where)
-        texts = []
+        # The assistant may have said nothing.
+        texts, owes_turn = list[str](), message.role == "assistant"
         for place, block in _blocks(message.content, where, message.role):
             if isinstance(block, ToolResultBlock):
                 if turn:  # what the assistant said before a server gave it this result
                     yield _turn(turn)
-                    turn = []
+                turn, owes_turn = [], False
                 text = self.text(block.content, f"{place}.content", "tool_result")
                 content = f"Error: {text}" if block.is_error else text
                 yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
@@ -68,7 +69,7 @@ class BlockReader:
                 turn.append(block)
             else:
                 texts.append(self._shown(block, place))
-        if turn or not message.content:
+        if turn or owes_turn:
             yield _turn(turn)
         if texts:
             yield {"role": message.role, "content": "\n".join(texts)}
