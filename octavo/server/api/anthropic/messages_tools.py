@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from octavo.server.api.anthropic.messages_structs import ToolChoiceParam, ToolParam, part
 from octavo.server.api.structs import FunctionChoice, FunctionTool, JsonObject, NamedTool, Tool, ToolChoice
+from octavo.server.api.tools.tool_choice import function_tool
 from octavo.server.api_errors import refused
 from octavo.tokenizer.messages import encoded
 
@@ -77,7 +78,7 @@ def _published(kind: object, where: str) -> tuple[str, JsonObject]:
 def descriptions_of(tools: Sequence[Tool]) -> dict[str, str]:
     """Return what is said of each deferred tool where a block refers to it, by name."""
     found = {}
-    for function in (tool.function for tool in tools if tool.function.defer_loading):
+    for function in (one for one in map(function_tool, tools) if one.defer_loading):
         parts = {
             "name": function.name,
             "description": function.description,
