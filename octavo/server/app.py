@@ -42,8 +42,6 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/v1/messages", messages),
     ("POST", "/v1/messages/count_tokens", answer),
     ("GET", "/api/hello", hello),
-    ("POST", "/api/event_logging/batch", hello),
-    ("POST", "/api/event_logging/v2/batch", hello),
     ("GET", "/v1/models", server_info.models),
     ("GET", "/v1/models/{name:path}", server_info.model),
     ("POST", "/tokenize", answer),
