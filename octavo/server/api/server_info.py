@@ -100,10 +100,15 @@ class ModelCard(Struct, kw_only=True):
 
 
 class ModelList(Struct, kw_only=True):
-    """Answer of GET /v1/models."""
+    """Answer of GET /v1/models.
+
+    Attributes:
+        models: what Codex looks for, a catalogue of its maker's; empty: it keeps its own.
+    """
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
+    models: list[JsonObject] = []
 
 
 class Version(Struct):
