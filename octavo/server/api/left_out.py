@@ -60,6 +60,8 @@ tools[].eager_input_streaming | messages | arguments are always streamed
 tools[].max_characters | messages | the client runs the tool
 client_metadata access_programs | responses | they describe the client
 reasoning.summary reasoning.generate_summary reasoning.context | chat responses | reasoning is shown whole
+tools[].async tools[].tools[].async input[].async | responses | the client may answer a call when it likes
+reasoning.mode | chat responses | the effort alone decides
 thinking.budget_tokens | chat messages | only max_tokens bounds an answer
 thinking.clear_thinking | chat | the model's chat template decides it
 thinking.block_binding | messages | thinking is read as it is sent

@@ -139,7 +139,7 @@ def _checked_kind(item: dict[str, Any], where: str) -> str:
     """Return an item's type; its fields are known then, and those that are always texts are texts."""
     kind = item.get("type", "message")
     if kind == "item_reference":
-        text = f"{where}: nothing is stored here under the id {str(item.get('id'))[:200]!r}; send the item itself"
+        text = f"{where}: no item is stored here by the id {str(item.get('id'))[:200]!r}; send the item"
         raise ApiError(400, text, param=where, code="item_not_found")
     if not isinstance(kind, str) or kind not in _KNOWN:
         text = f"{where}.type: expected one of {', '.join(_KNOWN)}, got {kind!r}"
@@ -212,6 +212,8 @@ def _parts(parts: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _part(part: object, where: str) -> dict[str, Any]:
+    if isinstance(part, dict) and part.get("type") == "refusal":
+        part = {"type": "text", "text": part.get("refusal")}
     if not isinstance(part, dict) or part.get("type") not in _PARTS:
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         raise ApiError(400, f"{where}: only text is supported, got {kind!r}", param=where)
