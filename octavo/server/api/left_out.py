@@ -10,15 +10,6 @@ from typing import Any, NamedTuple
 
 HEADER = b"x-octavo-left-out"
 SEARCH_TOOLS = "tool_search_tool_*"
-_HINTS_TO_KEEP = frozenset(
-    [
-        "cache_control",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "prompt_cache_options",
-        "prompt_cache_breakpoint",
-    ]
-)
 
 # Fields | APIs | why. A field is written as a path, in which [] stands for each item of a list.
 _FIELDS = """
@@ -36,7 +27,8 @@ cache_control messages[].cache_control messages[].content[].cache_control tools[
 tools[].function.cache_control | chat | a hint to keep the prompt cached
 system[].cache_control messages[].content[].content[].cache_control
     messages[].content[].content[].content[].cache_control messages[].content[].source.content[].cache_control
-    messages[].content[].content[].source.content[].cache_control | messages | a hint to keep the prompt cached
+    messages[].content[].content[].source.content[].cache_control | messages |
+    a hint to keep the prompt cached
 messages[].content[].citations messages[].content[].content[].citations system[].citations
     messages[].content[].content[].content[].citations messages[].content[].source.content[].citations
     messages[].content[].content[].source.content[].citations | messages | answers cite nothing
@@ -201,4 +193,5 @@ def tool_name(kind: object, api: str) -> str:
 
 def asks_to_keep(left_out: Sequence[str]) -> bool:
     """Return whether what was left out of a request asks for its prompt to stay in the prefix cache."""
-    return any(name.rpartition(".")[2] in _HINTS_TO_KEEP for name in left_out)
+    last_names = (path.rpartition(".")[2] for path in left_out)
+    return any(name == "cache_control" or name.startswith("prompt_cache_") for name in last_names)

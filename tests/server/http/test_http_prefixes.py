@@ -286,6 +286,21 @@ def test_hints_keep_a_prompt_cached_longer(serve: Serve, path: str, body: dict, 
     assert pool.num_kept >= len(RULES) // 4
 
 
+def test_streams_tell_what_was_cached(serve: Serve) -> None:
+    server = serve(SMOLLM2)
+    ask = {"max_tokens": 2, "messages": [{"role": "user", "content": RULES}]}
+    chat = ask | {"stream_options": {"include_usage": True}}
+    usage = [server.events("/v1/chat/completions", chat)[-1]["usage"] for _ in range(2)][1]
+    num_cached = usage["prompt_tokens_details"]["cached_tokens"]
+    assert num_cached >= usage["prompt_tokens"] - 4
+    for path, body, name in (
+        ("/v1/messages", ask, '"cache_read_input_tokens":'),
+        ("/v1/responses", {"input": RULES, "max_output_tokens": 2}, '"cached_tokens":'),
+    ):
+        told = server.post(path, body | {"stream": True}).text.splitlines()
+        assert f"{name}{num_cached}" in next(line for line in reversed(told) if name in line)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("api", SESSIONS)
 def test_a_real_model_finds_its_own_answers(real: LiveServer, api: str) -> None:
