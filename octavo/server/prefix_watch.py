@@ -12,12 +12,15 @@ from octavo.tokenizer import Tokenizer
 
 _MIN_TOKENS = 512
 _MAX_PROMPTS, _MAX_TOKENS = 64, 1 << 22
+_MAX_HASHED = 1 << 16
 _MAX_WARNED = 1024
 # So many tokens make one shingle; a prompt is known by one in 32 of its shingles, wherever they stand.
 _SHINGLE_TOKENS = 8
 _FEWER_BITS = 64 - 5
 # A prompt with at least so many of another's shingles is the same conversation.
 _LIKE = 0.7
+# The last words before what asks for an answer; an agent's other conversations have the same tools.
+_END = slice(-32, -16)
 _EXCERPT_TOKENS = 8
 logger = logging.getLogger("octavo.server")
 
@@ -37,9 +40,10 @@ class _Prompt:
         return int(differs.argmax()) if differs.any() else length
 
     def is_in(self, other: "_Prompt") -> bool:
-        """Return whether most of it is somewhere in another one."""
+        """Return whether another one goes on with it: most of it is somewhere there, and so is its end."""
         shared = np.isin(self.shingles, other.shingles)
-        return len(shared) > 0 and float(shared.mean()) >= _LIKE
+        is_like = len(shared) > 0 and float(shared.mean()) >= _LIKE
+        return is_like and self.token_ids[_END].tobytes() in other.token_ids.tobytes()
 
 
 class PrefixWatch:
@@ -61,7 +65,7 @@ class PrefixWatch:
         if len(prompt.listed) < _MIN_TOKENS or client in self._warned:
             return
         token_ids = np.frombuffer(prompt.packed, np.int32)
-        new = _Prompt(client, token_ids, _shingles(token_ids))
+        new = _Prompt(client, token_ids, _shingles(token_ids[:_MAX_HASHED]))
         earlier = [old for old in self._prompts if old.client == client]
         before = max(earlier, key=new.num_common, default=None)
         if before is not None and 2 * new.num_common(before) < len(before.token_ids):
@@ -103,7 +107,6 @@ def _shingles(token_ids: np.ndarray) -> np.ndarray:
     length = len(token_ids) - _SHINGLE_TOKENS + 1
     hashes = np.zeros(length, np.uint64)
     for offset in range(_SHINGLE_TOKENS):
-        hashes = hashes * np.uint64(0x9E3779B97F4A7C15) + token_ids[offset : offset + length].astype(
-            np.uint64
-        )
+        hashes *= np.uint64(0x9E3779B97F4A7C15)
+        hashes += token_ids[offset : offset + length].astype(np.uint64)
     return np.unique(hashes[hashes >> np.uint64(_FEWER_BITS) == 0])

@@ -58,6 +58,12 @@ def test_other_conversations_of_a_client_are_no_changes(note: Note) -> None:
             assert note("a", tools + text(3000, seed)[:length]) == 0
 
 
+def test_agents_with_the_same_tools_behind_other_rules_are_no_changes(note: Note) -> None:
+    tools = text(3000)
+    for seed in (1, 2, 1, 3):
+        assert note("a", [seed, *tools, *text(300, seed)]) == 0
+
+
 def test_what_a_template_drops_at_the_end_is_no_change(note: Note) -> None:
     turns = text(3000)
     assert note("a", turns) == 0
