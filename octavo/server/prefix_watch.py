@@ -21,7 +21,7 @@ _FEWER_BITS = 64 - 5
 _LIKE = 0.7
 # The last words before what asks for an answer; an agent's other conversations have the same tools.
 _END = slice(-32, -16)
-_EXCERPT_TOKENS = 8
+_EXCERPT_TOKENS = 16
 logger = logging.getLogger("octavo.server")
 
 

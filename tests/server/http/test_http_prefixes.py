@@ -224,7 +224,7 @@ def test_a_conversation_that_stops_hitting_is_logged_once(
         assert not caplog.messages
         list(hits(SESSIONS[api](server, is_noisy=True), 4))
     (told,) = [text for text in caplog.messages if "stopped hitting" in text]
-    assert "came 'You are ', now 'x-anthro'" in told
+    assert "version=2.1.77.' came '" in told
     assert RULES not in told
     assert len(told) < 500
 
