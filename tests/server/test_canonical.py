@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from octavo.server.api.canonical import RULES, canonical
 
@@ -142,6 +144,22 @@ def test_it_takes_no_time(text: str) -> None:
     begun = time.process_time()
     said(text)
     assert time.process_time() - begun < 2
+
+
+WORDS = st.sampled_from(
+    ["type", "text", "properties", "items", "anyOf", "enum", BILLING, "<env>", "</env>", "x"]
+)
+LEAVES = st.none() | st.booleans() | st.integers() | WORDS
+ANYTHING = st.recursive(LEAVES, lambda v: st.lists(v, max_size=3) | st.dictionaries(WORDS, v, max_size=4))
+
+
+@given(content=ANYTHING, schema=st.dictionaries(WORDS, ANYTHING))
+def test_whatever_a_client_sends_is_taken_and_no_schema_changes(content: Any, schema: Any) -> None:
+    """What is wrong with it is said by those who read it next."""
+    for role in ("system", None, 7, [], "user"):
+        messages, (tools,) = canonical([{"role": role, "content": content}], [tool(schema)])
+        assert role == "system" or messages == [{"role": role, "content": content}]
+        assert tools == tool(schema)
 
 
 def test_the_rules_are_documented() -> None:
