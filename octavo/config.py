@@ -50,6 +50,8 @@ class EngineConfig:
             two tokens and makes prompts wait longer. A step that only decodes may take longer. Default: no
             limit but max_num_batched_tokens.
         enable_prefix_caching: reuse the KV blocks of equal prefixes.
+        kept_cache_fraction: share of the KV blocks that may hold cached prefixes of requests that asked to
+            keep them; these are evicted after all others. 0: nobody may ask.
         share_prefixes: read a KV block that several running requests share once per step instead of once per
             request; results agree within rounding.
         deterministic: a request gives the same tokens and log-probabilities, bit for bit, in any batch, with
@@ -101,6 +103,7 @@ class EngineConfig:
     max_num_batched_tokens: int | None = None
     max_step_ms: float | None = None
     enable_prefix_caching: bool = True
+    kept_cache_fraction: float = 0.5
     share_prefixes: bool = True
     deterministic: bool = False
     message_control_tokens: MessageControlTokens = "text"
@@ -127,6 +130,9 @@ class EngineConfig:
             isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1
         ):
             raise ConfigError(f"memory_fraction must be a number in (0, 1], got {fraction!r}")
+        kept = self.kept_cache_fraction
+        if isinstance(kept, bool) or not isinstance(kept, int | float) or not 0 <= kept <= 1:
+            raise ConfigError(f"kept_cache_fraction must be a number in [0, 1], got {kept!r}")
         limit = self.max_step_ms
         if limit is not None and (
             isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < math.inf

@@ -16,7 +16,8 @@ GROUPS = {title: Group(title, sort_key=index) for index, title in enumerate(_TIT
 ENGINE = {
     "Model": "model load_format dtype quantization max_model_len seed generation_config "
     "message_control_tokens",
-    "Memory and cache": "memory_fraction num_blocks block_size kv_cache_dtype enable_prefix_caching",
+    "Memory and cache": "memory_fraction num_blocks block_size kv_cache_dtype enable_prefix_caching "
+    "kept_cache_fraction",
     "Scheduling": "max_num_seqs max_num_batched_tokens max_step_ms share_prefixes deterministic",
     "Device and kernels": "device attention_impl prepare kernel_cache_dir",
     "Parallelism": "tensor_parallel_size expert_parallel all_reduce",
@@ -26,12 +27,13 @@ SERVER = {
     "Security": "api_key api_key_file insecure ssl_certfile ssl_keyfile allowed_hosts public_metrics "
     "cache_isolation",
     "Limits": "max_num_queued_reqs max_num_queued_tokens max_body_bytes max_body_values body_timeout_s "
-    "min_body_bytes_per_s "
+    "min_body_bytes_per_s response_store_mib response_store_s "
     "queue_timeout_s write_timeout_s sse_keep_alive_s step_deadline_s shutdown_timeout",
     "Restarts": "restart max_restarts restart_window_s",
     "Parallelism": "replicas",
     "Answers": "tool_call_parser reasoning_parser",
-    "Logging": "access_log log_format otlp_traces_endpoint",
+    "Memory and cache": "canonical_prompts",
+    "Logging": "access_log log_format log_prompt_excerpts otlp_traces_endpoint",
 }
 STRUCTURED = {"Structured output": "json_schema json_object regex choice grammar"}
 SAMPLING = {

@@ -130,6 +130,7 @@ class Engine:
             plan.num_blocks,
             plan.block_size,
             enable_prefix_caching=config.enable_prefix_caching,
+            max_kept_blocks=int(config.kept_cache_fraction * plan.num_blocks),
             bytes_per_block=plan.block_size * plan.kv_bytes_per_token,
         )
         self.scheduler = Scheduler(
@@ -191,6 +192,7 @@ class Engine:
         read_along: bool = True,
         priority: int = 0,
         grammar: Grammar | None = None,
+        keep_cached: bool = False,
     ) -> RequestOutput:
         """Queue one request.
 
@@ -203,6 +205,7 @@ class Engine:
                 params.prompt_logprobs is set. Tokens before it may come from the prefix cache.
             read_along: somebody reads the tokens as they come: EngineConfig.max_step_ms holds while it runs.
             priority: waiting requests with a lower number are admitted first; equal ones in order of arrival.
+            keep_cached: a hint: evict its blocks after those of others (EngineConfig.kept_cache_fraction).
             grammar: params.structured as `grammars` compiled it, so that no step waits; None: compiled here.
 
         Returns:
@@ -226,7 +229,7 @@ class Engine:
             request_id,
             token_ids.packed,
             params,
-            lambda: self.manager.new_sequence(salt),
+            lambda: self.manager.new_sequence(salt, is_kept=keep_cached),
             prompt_logprobs_start=prompt_logprobs_start,
             read_along=read_along,
             priority=priority,

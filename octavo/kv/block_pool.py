@@ -11,20 +11,31 @@ class BlockPool:
 
         free (never hashed, reused first)     cached (ref 0, can be hit, LRU)     referenced (ref > 0)
 
-    Every operation is O(1) per block. The caller of `release` decides whether a block is cached.
+    Cached blocks that someone asked to keep are evicted after the others; beyond `max_kept` of them, the
+    least recently used one becomes like the others. Every operation is O(1) per block. The caller of
+    `release` decides whether a block is cached.
+
+    Args:
+        num_blocks: N.
+        max_kept: most cached blocks that are evicted last.
 
     Attributes:
         num_blocks: N.
         ref_counts: [N], how many block tables hold each block.
         num_shared: blocks with a reference count above 1.
+        to_keep: blocks that are evicted last, now or once they are cached.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, max_kept: int = 0) -> None:
         self.num_blocks = num_blocks
+        self.max_kept = max_kept
         self.ref_counts = [0] * num_blocks
         self.num_shared = 0
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
+        # The other cached blocks, which are evicted last.
+        self._kept: OrderedDict[int, None] = OrderedDict()
+        self.to_keep: set[int] = set()
 
     @property
     def num_free(self) -> int:
@@ -34,12 +45,17 @@ class BlockPool:
     @property
     def num_cached(self) -> int:
         """Blocks without a reference whose contents can still be hit."""
-        return len(self._cached)
+        return len(self._cached) + len(self._kept)
+
+    @property
+    def num_kept(self) -> int:
+        """Cached blocks that are evicted last."""
+        return len(self._kept)
 
     @property
     def num_available(self) -> int:
         """Blocks that `allocate` can hand out."""
-        return len(self._free) + len(self._cached)
+        return len(self._free) + self.num_cached
 
     @property
     def free_ids(self) -> list[int]:
@@ -48,8 +64,8 @@ class BlockPool:
 
     @property
     def cached_ids(self) -> list[int]:
-        """Ids of the cached blocks, least recently used first."""
-        return list(self._cached)
+        """Ids of the cached blocks, in the order of eviction."""
+        return [*self._cached, *self._kept]
 
     def states(self, step: int, end: int | None = None) -> list[int]:
         """Return [ceil(end / step)] reference counts of blocks 0, step, 2 step, ...; -1 for free ones.
@@ -58,26 +74,30 @@ class BlockPool:
             step: look at one block of so many.
             end: look at the blocks before it; None for all N.
         """
-        cached = self._cached
         end = self.num_blocks if end is None else end
         return [
-            count or (0 if block_id in cached else -1)
+            count or (0 if self._is_cached(block_id) else -1)
             for block_id, count in zip(range(0, end, step), self.ref_counts[:end:step], strict=True)
         ]
 
     def allocate(self, num_blocks: int) -> list[int] | None:
-        """Hand out blocks with reference count 1: free ones first, then the least recently used cached ones.
+        """Hand out blocks with reference count 1: free ones first, then cached ones in their order.
 
         Returns:
             The block ids, or None when there are too few; then nothing changed.
         """
         if num_blocks > self.num_available:
             return None
-        free, cached = self._free, self._cached
-        block_ids = [free.pop() if free else cached.popitem(last=False)[0] for _ in range(num_blocks)]
+        free = self._free
+        block_ids = [free.pop() if free else self._pop_cached() for _ in range(num_blocks)]
         for block_id in block_ids:
             self.ref_counts[block_id] = 1
         return block_ids
+
+    def keep(self, block_ids: Iterable[int]) -> None:
+        """Evict these referenced blocks last once they are cached, until their contents are gone."""
+        if self.max_kept:
+            self.to_keep.update(block_ids)
 
     def retain(self, block_id: int) -> None:
         """Add a reference to a cached or referenced block.
@@ -88,9 +108,9 @@ class BlockPool:
         self._require_block(block_id)
         count = self.ref_counts[block_id]
         if count == 0:
-            if block_id not in self._cached:
+            if not self._is_cached(block_id):
                 raise InvalidArgumentError(f"block {block_id} is free; allocate it instead of retaining it")
-            del self._cached[block_id]
+            self._uncache(block_id)
         self.ref_counts[block_id] = count + 1
         self.num_shared += count == 1
 
@@ -123,8 +143,9 @@ class BlockPool:
         self.ref_counts[block_id] = count - 1
         self.num_shared -= count == 2
         if count == 1 and cached:
-            self._cached[block_id] = None
+            self._cache(block_id)
         elif count == 1:
+            self.to_keep.discard(block_id)
             self._free.append(block_id)
 
     def release_all(self, block_ids: Iterable[int], *, cached: Container[int]) -> None:
@@ -142,10 +163,32 @@ class BlockPool:
     def uncache(self, block_id: int) -> None:
         """Move a cached block to the free ones; InvalidArgumentError if it is not cached."""
         self._require_block(block_id)
-        if block_id not in self._cached:
+        if not self._is_cached(block_id):
             raise InvalidArgumentError(f"block {block_id} is not cached; only cached blocks can be dropped")
-        del self._cached[block_id]
+        self._uncache(block_id)
+        self.to_keep.discard(block_id)
         self._free.append(block_id)
+
+    def _is_cached(self, block_id: int) -> bool:
+        return block_id in self._cached or block_id in self._kept
+
+    def _cache(self, block_id: int) -> None:
+        if block_id not in self.to_keep:
+            self._cached[block_id] = None
+            return
+        self._kept[block_id] = None
+        if len(self._kept) > self.max_kept:
+            oldest, _ = self._kept.popitem(last=False)
+            self.to_keep.discard(oldest)
+            self._cached[oldest] = None
+
+    def _uncache(self, block_id: int) -> None:
+        del (self._kept if block_id in self._kept else self._cached)[block_id]
+
+    def _pop_cached(self) -> int:
+        block_id, _ = (self._cached or self._kept).popitem(last=False)
+        self.to_keep.discard(block_id)
+        return block_id
 
     def _require_block(self, block_id: int) -> None:
         if not 0 <= block_id < self.num_blocks:

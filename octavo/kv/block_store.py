@@ -16,8 +16,8 @@ class BlockStore:
         num_evictions: registered blocks lost to allocations so far.
     """
 
-    def __init__(self, num_blocks: int, *, num_evictions: int = 0) -> None:
-        self.pool = BlockPool(num_blocks)
+    def __init__(self, num_blocks: int, *, num_evictions: int = 0, max_kept: int = 0) -> None:
+        self.pool = BlockPool(num_blocks, max_kept)
         self.tree = PrefixTree()
         self.num_evictions = num_evictions
         # The sequence that was matched last.

@@ -18,6 +18,8 @@ def check_pool(pool: BlockPool, tree: PrefixTree) -> None:
     assert free | cached | referenced == set(range(pool.num_blocks)), "a block is in no place"
     assert all(block_id in tree for block_id in cached), "a cached block cannot be hit"
     assert not any(block_id in tree for block_id in free), "a free block can be hit"
+    assert pool.num_kept == len(cached & pool.to_keep) <= pool.max_kept, "other blocks are kept than may be"
+    assert not free & pool.to_keep, "a free block is kept"
     assert pool.num_shared == sum(count > 1 for count in pool.ref_counts), "num_shared is off"
 
 

@@ -35,6 +35,7 @@ class KVCacheManager:
         block_size: tokens per block; any size >= 1.
         enable_prefix_caching: False: nothing is hashed, matched or kept.
         bytes_per_block: keys and values of one block, all layers, for `stats`.
+        max_kept_blocks: most cached blocks that are evicted last, because their sequences asked for it.
         hash_block: digest of (parent digest, contents). Collisions cost reuse, never correctness.
 
     Attributes:
@@ -51,21 +52,23 @@ class KVCacheManager:
         *,
         enable_prefix_caching: bool = True,
         bytes_per_block: int = 0,
+        max_kept_blocks: int = 0,
         hash_block: BlockHash = hash_block,
     ) -> None:
-        numbers = (num_blocks, block_size, bytes_per_block)
+        numbers = (num_blocks, block_size, bytes_per_block, max_kept_blocks)
         in_range = all(isinstance(number, Integral) for number in numbers) and min(numbers[:2]) >= 1
-        if not in_range or bytes_per_block < 0:
+        if not in_range or min(numbers) < 0:
             raise InvalidArgumentError(
-                f"expected integers num_blocks >= 1, block_size >= 1 and bytes_per_block >= 0, "
-                f"got {num_blocks!r}, {block_size!r} and {bytes_per_block!r}"
+                f"expected integers num_blocks >= 1, block_size >= 1, bytes_per_block >= 0 and "
+                f"max_kept_blocks >= 0, got {', '.join(map(repr, numbers))}"
             )
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.bytes_per_block = bytes_per_block
         self._hash_block = hash_block
-        self.store = BlockStore(num_blocks)
+        self._max_kept = max_kept_blocks
+        self.store = BlockStore(num_blocks, max_kept=max_kept_blocks)
         self._live: set[SequenceBlocks] = set()
         self._num_query_tokens = 0
         self._num_hit_tokens = 0
@@ -79,11 +82,17 @@ class KVCacheManager:
         """Return whether an otherwise empty pool can hold `num_tokens` tokens."""
         return num_blocks_for(num_tokens, self.block_size) <= self.num_blocks
 
-    def new_sequence(self, salt: bytes = b"") -> SequenceBlocks:
-        """Make an empty sequence; only sequences with equal salts share blocks."""
+    def new_sequence(self, salt: bytes = b"", *, is_kept: bool = False) -> SequenceBlocks:
+        """Make an empty sequence; only sequences with equal salts share blocks.
+
+        Args:
+            salt: its namespace.
+            is_kept: once they are cached, its blocks are evicted after those of others, within
+                `max_kept_blocks`.
+        """
         if not isinstance(salt, bytes):
             raise InvalidArgumentError(f"salt must be bytes, got {salt!r}")
-        return SequenceBlocks(self.block_size, salt, self._hash_block)
+        return SequenceBlocks(self.block_size, salt, self._hash_block, is_kept)
 
     def match_prefix(self, sequence: SequenceBlocks, token_ids: Sequence[int], max_tokens: int) -> int:
         """Attach to an empty sequence the longest run of registered blocks that equals its tokens.
@@ -193,7 +202,7 @@ class KVCacheManager:
         tail = self.store.take(1) if num_in_tail else []
         if tail is None:
             return None
-        child = self.new_sequence(parent.salt)
+        child = self.new_sequence(parent.salt, is_kept=parent.is_kept)
         child.block_keys = parent.block_keys[:num_full]
         child.block_ids = parent.block_ids[:num_full]
         self.store.retain(child.block_ids)
@@ -237,6 +246,8 @@ class KVCacheManager:
     def free(self, sequence: SequenceBlocks) -> None:
         """Release all blocks, last block first: beginnings of prefixes are evicted last. Idempotent."""
         self._require_ours(sequence)
+        if sequence.is_kept:
+            self.store.pool.keep(sequence.block_ids)
         self.store.release(sequence.block_ids)
         sequence.clear()
         self._live.discard(sequence)
@@ -254,7 +265,9 @@ class KVCacheManager:
         Call it after an interrupted operation or a failed step, when the contents of published blocks are
         unknown. Sequences made before must not be used again.
         """
-        self.store = BlockStore(self.num_blocks, num_evictions=self.store.num_evictions)
+        self.store = BlockStore(
+            self.num_blocks, num_evictions=self.store.num_evictions, max_kept=self._max_kept
+        )
         self._live = set()
 
     def stats(self) -> KVStats:

@@ -53,6 +53,7 @@ class SequenceBlocks:
         block_size: tokens per block.
         salt: namespace; sequences with different salts never share a block.
         hash_block: the hash function of `block_keys`.
+        is_kept: its blocks are evicted after those of others.
         block_ids: blocks in order. The list only ever grows in place; any other change makes a new list,
             which is how `BlockTables` notices.
         num_committed: leading full blocks that are registered: matched, published or committed.
@@ -64,6 +65,7 @@ class SequenceBlocks:
     block_size: int
     salt: bytes = b""
     hash_block: BlockHash = hash_block
+    is_kept: bool = False
     block_ids: list[int] = field(default_factory=list)
     num_committed: int = 0
     num_filled_tokens: int = 0

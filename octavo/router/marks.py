@@ -11,6 +11,7 @@ neither a tokenizer nor a chat template. Only the replica tokenizes, so it alone
 import asyncio
 import base64
 import binascii
+import re
 import struct
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
@@ -33,6 +34,8 @@ _STEPS = ((1 << 13, 1 << 8), (1 << 16, 1 << 10), (1 << 62, 1 << 13))
 _NAMESPACE = ("cache_salt", "chat_template_kwargs", "add_special_tokens", "reasoning_effort", "reasoning")
 _FIRST = ("tools", "system", "instructions")
 _PROMPTS = ("messages", "input", "prompt")
+# Claude Code begins its system prompt with this line, which differs in every request. Replicas leave it out.
+_BILLING_LINE = re.compile(rb'x-anthropic-billing-header:[^"\\]*')
 
 
 class Marks(msgspec.Struct, frozen=True, array_like=True):
@@ -103,6 +106,7 @@ def marks_of(body: bytes, holder: bytes = b"") -> Marks:
     except (msgspec.MsgspecError, UnicodeError, RecursionError, struct.error):
         # The replica reports what is wrong with the body.
         return Marks()
+    segments = [_BILLING_LINE.sub(b"", segment, count=1) for segment in segments]
     namespace = [bytes(fields.get(name, b"")) for name in _NAMESPACE]
     return _mark(segments, b"\0".join((holder, *namespace)))
 

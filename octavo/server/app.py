@@ -12,8 +12,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.server.api import openapi, server_info
 from octavo.server.api.anthropic.messages_route import messages
+from octavo.server.api.anthropic.probes import hello
 from octavo.server.api.chat import chat_completions
 from octavo.server.api.completions import completions
+from octavo.server.api.responses.kept_routes import KEPT_ROUTES
 from octavo.server.api.responses.response_route import responses
 from octavo.server.api_errors import ApiError, as_api_error
 from octavo.server.config import ServerConfig
@@ -40,6 +42,7 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/v1/responses", responses),
     ("POST", "/v1/messages", messages),
     ("POST", "/v1/messages/count_tokens", answer),
+    ("GET", "/api/hello", hello),
     ("GET", "/v1/models", server_info.models),
     ("GET", "/v1/models/{name:path}", server_info.model),
     ("POST", "/tokenize", answer),
@@ -51,10 +54,10 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("GET", "/metrics", server_info.metrics),
     ("GET", "/version", server_info.version),
     ("GET", "/openapi.json", openapi.document),
+    *KEPT_ROUTES,
 )
 # How routes of other servers begin, and what to do without them.
 _LACKING = {
-    "/v1/responses/": "this server keeps no answers: send all items again",
     "/v1/batches": "octavo run-batch answers a file without a server",
     "/v1/messages/batches": "octavo run-batch answers a file without a server",
     "/v1/embeddings": "this server generates text only",

@@ -52,6 +52,11 @@ class ServerConfig:
         tool_call_parser: how the model writes tool calls. "auto" detects it from the model's response
             template or chat template.
         reasoning_parser: how the model marks its reasoning; "auto" detects it likewise.
+        canonical_prompts: put what clients change in every request, without a meaning, into one form, so that
+            the prefix cache finds the rest.
+        response_store_mib: MiB of memory for answers of /v1/responses and for conversations, so that clients
+            may refer to them; the oldest go first. 0: nothing is kept. Needs replicas 1.
+        response_store_s: seconds after which they are forgotten.
         step_deadline_s: seconds after which a step counts as hung: its requests fail.
         replicas: number of engines behind one address, each in a process and on a GPU of its own (on
             a CPU they share its cores); each request goes where most of its prompt is cached. A replica that
@@ -63,6 +68,8 @@ class ServerConfig:
         access_log: log method, path, status and duration of each request; never a body or a key. Requests to
             /health, /ping, /ready and /metrics are logged only if they fail.
         log_format: "json" writes each line of the log as a JSON object.
+        log_prompt_excerpts: when a conversation stops hitting the prefix cache, log some words of it around
+            the first difference; else only numbers.
         otlp_traces_endpoint: URL of an OpenTelemetry collector, such as http://127.0.0.1:4318/v1/traces, that
             gets a span for each request: never a prompt, never an answer. The server connects to nothing
             else. Needs octavo[otel].
@@ -96,6 +103,9 @@ class ServerConfig:
     shutdown_timeout: float = 30.0
     tool_call_parser: ToolCallParser = "auto"
     reasoning_parser: ReasoningParser = "auto"
+    canonical_prompts: bool = True
+    response_store_mib: int = 0
+    response_store_s: float = 3600.0
     step_deadline_s: float = 120.0
     replicas: int = 1
     restart: bool = False
@@ -103,6 +113,7 @@ class ServerConfig:
     restart_window_s: float = 600.0
     access_log: bool = False
     log_format: Literal["text", "json"] = "text"
+    log_prompt_excerpts: bool = False
     otlp_traces_endpoint: str | None = None
 
     def __post_init__(self) -> None:
@@ -112,6 +123,10 @@ class ServerConfig:
         _in_range("min_body_bytes_per_s", self.min_body_bytes_per_s, 0, 2**40)
         _in_range("max_restarts", self.max_restarts, 0, 1000)
         _in_range("replicas", self.replicas, 1, 256)
+        _in_range("response_store_mib", self.response_store_mib, 0, 2**20)
+        if self.response_store_mib and self.replicas > 1:
+            raise ConfigError("response_store_mib needs replicas 1: each replica would keep its own answers")
+        _in_range("response_store_s", self.response_store_s, 1e-3, 1e9)
         for name in ("body_timeout_s", "write_timeout_s", "step_deadline_s", "restart_window_s"):
             _in_range(name, getattr(self, name), 1e-3, 1e6)
         for name in ("queue_timeout_s", "sse_keep_alive_s", "shutdown_timeout"):

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import itertools
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from octavo.engine.prompt_reader import TokenIds
 from octavo.errors import EngineDeadError, NotReadyError
 from octavo.sampling_params import SamplingParams
 from octavo.server.api.prompt_tokens import Prompts
+from octavo.server.api.responses.response_store import ResponseStore
 from octavo.server.api.sampling import Defaults
 from octavo.server.api.sse import EventStream, EventWriter, time_to_look
 from octavo.server.api.structs import RequestId
@@ -28,6 +30,7 @@ from octavo.server.limits import Deadlines
 from octavo.server.loop.engine_loop import EngineLoop
 from octavo.server.metrics import Metrics
 from octavo.server.parsing.formats import ModelFormats, formats_of
+from octavo.server.prefix_watch import PrefixWatch
 from octavo.server.reading.fair_threads import FairThreads
 from octavo.server.reading.forms import Outline, ReadAnswer, ReadChat, ReadTexts, unpacked
 from octavo.server.reading.kinds import ANSWERS, CHATS
@@ -35,6 +38,8 @@ from octavo.server.reading.processes import LONG_BYTES, ReadingProcesses
 from octavo.server.reading.requests import ChatInput, Materials, TextInput
 from octavo.server.replicas.reporting import note_prompts
 from octavo.server.tracing import Traces, note_generation
+
+logger = logging.getLogger("octavo.server")
 
 Found = TypeVar("Found")
 
@@ -55,6 +60,7 @@ class Context:
         created: when the server started, seconds since 1970.
         bodies: reads requests.
         metrics: counts them.
+        store: keeps answers, or None.
         num_restarts: processes before this one whose engine died.
         traces: makes spans, or None.
 
@@ -70,6 +76,8 @@ class Context:
         self.bodies = BodyReader(config)
         self.metrics = Metrics(loop, model, num_restarts)
         self.num_restarts = num_restarts
+        most = config.response_store_mib << 20
+        self.store = ResponseStore(most, config.response_store_s) if most else None
         endpoint = config.otlp_traces_endpoint
         self.traces = None if endpoint is None else Traces(endpoint, model)
         self._numbers = itertools.count()
@@ -112,12 +120,18 @@ class Context:
     @property
     def materials(self) -> Materials:
         """Everything that is needed to read prompts. Raises as `engine` does."""
-        return Materials(self.model, Prompts(self.engine.prompts), self._formats, self.defaults)
+        prompts = Prompts(self.engine.prompts, is_canonical=self.config.canonical_prompts)
+        return Materials(self.model, prompts, self._formats, self.defaults)
 
     @property
     def defaults(self) -> Defaults:
         """The model's values for what requests leave open. Raises as `engine` does."""
         return self.engine.sampling_defaults.values
+
+    @functools.cached_property
+    def watch(self) -> PrefixWatch:
+        """Notices conversations that stop hitting the prefix cache. Needs the engine."""
+        return PrefixWatch(self.loop.engine.tokenizer if self.config.log_prompt_excerpts else None)
 
     @functools.cached_property
     def _formats(self) -> ModelFormats:
@@ -144,7 +158,7 @@ class Context:
         assert isinstance(read, ReadChat)
         fields = msgspec.json.decode(read.fields, type=CHATS[path][0])
         prepared = unpacked(read.prompt), read.tools.box(materials.formats), read.constrained_params
-        return ChatInput(fields, read.chat, read.params, prepared)
+        return ChatInput(fields, read.chat, read.params, read.left_out, prepared)
 
     async def read_long_texts(self, request: Request, body: bytes) -> TextInput:
         """Read a long body that asks for completions in the same way. Raises as `read_long_chat`."""
@@ -152,7 +166,9 @@ class Context:
         self.loop.check_room(1)
         read = await self._reading.read(request.scope["octavo.sender"], self.path_of(request), body)
         assert isinstance(read, ReadTexts)
-        return TextInput(read.fields, read.params, [unpacked(prompt) for prompt in read.prompts])
+        return TextInput(
+            read.fields, read.params, read.left_out, [unpacked(prompt) for prompt in read.prompts]
+        )
 
     async def answer(self, request: Request) -> Response:
         """Answer a body by what is read in it (ANSWERS): in the pool, or if it is long in another process.
@@ -166,9 +182,10 @@ class Context:
             _ = self.engine
             read = await self._reading.read(request.scope["octavo.sender"], path, body)
             assert isinstance(read, ReadAnswer)
-            answer = read.body
+            answer, left_out = read.body, read.left_out
         else:
-            answer = await self.run(request, ANSWERS[path], self.materials, body)
+            answer, left_out = await self.run(request, ANSWERS[path], self.materials, body)
+        note_left_out(request, left_out)
         return Response(answer, media_type="application/json")
 
     def path_of(self, request: Request) -> str:
@@ -214,7 +231,13 @@ class Context:
             )
 
     async def generate(
-        self, prompts: Sequence[TokenIds], params: SamplingParams, *, cache_salt: str, priority: int
+        self,
+        prompts: Sequence[TokenIds],
+        params: SamplingParams,
+        *,
+        cache_salt: str,
+        priority: int,
+        keep_cached: bool = False,
     ) -> Generation:
         """Submit prompts: all of them or none.
 
@@ -229,7 +252,12 @@ class Context:
             for prompt in prompts:
                 request_id = f"http-{next(self._numbers)}"
                 stream = await self.loop.submit(
-                    prompt, params, request_id=request_id, cache_salt=cache_salt, priority=priority
+                    prompt,
+                    params,
+                    request_id=request_id,
+                    cache_salt=cache_salt,
+                    priority=priority,
+                    keep_cached=keep_cached,
                 )
                 generation.streams.append(stream)
         except BaseException:
@@ -262,6 +290,13 @@ class Context:
         self._reading.close()
         if self.traces is not None:
             self.traces.close()
+
+
+def note_left_out(request: Request, names: Sequence[str]) -> None:
+    """Tell a client in its answer's headers, and the log, which parts of its body have no effect."""
+    if names:
+        request.scope["octavo.left_out"] = ", ".join(names)
+        logger.debug("left out of a request to %s: %s", request.scope["path"], ", ".join(names))
 
 
 def new_id(prefix: str, request: Request, client_id: RequestId | None) -> str:

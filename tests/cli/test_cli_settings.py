@@ -28,6 +28,7 @@ ENGINE: dict[str, object] = {
     "prepare": False,
     "kernel_cache_dir": "/tmp/kernels",
     "enable_prefix_caching": False,
+    "kept_cache_fraction": 0.25,
     "share_prefixes": False,
     "deterministic": True,
     "message_control_tokens": "refuse",

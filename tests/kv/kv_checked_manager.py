@@ -20,13 +20,16 @@ class CheckedManager:
         seen: how often something worth testing happened.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, *, caching: bool, colliding: bool) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, *, caching: bool, colliding: bool, max_kept: int = 0
+    ) -> None:
         self.seen: Counter[str] = Counter()
         self.colliding = colliding
         self.manager = KVCacheManager(
             num_blocks,
             block_size,
             enable_prefix_caching=caching,
+            max_kept_blocks=max_kept,
             hash_block=colliding_hash if colliding else hash_block,
         )
         self.size = block_size
@@ -114,9 +117,15 @@ class CheckedManager:
 
     def allocate(self, blocks: SequenceBlocks, num_tokens: int) -> bool:
         enough = num_tokens <= blocks.capacity + self.manager.num_free_blocks * self.size
-        before = self.snapshot()
+        before, num_held = self.snapshot(), len(blocks.block_ids)
+        pool = self.manager.store.pool
+        kept = pool.to_keep.intersection(pool.cached_ids)
         assert self.manager.allocate(blocks, num_tokens) is enough
         assert enough or self.snapshot() == before
+        if not kept.isdisjoint(blocks.block_ids[num_held:]):
+            assert pool.num_cached == pool.num_kept  # nothing else was left
+            self.seen["kept evicted"] += 1
+        self.seen["kept passed over"] += bool(kept) and len(blocks.block_ids) > num_held
         self.seen["not now"] += not enough
         return enough
 

@@ -12,9 +12,10 @@ class ModelledManager(CheckedManager):
 
     # ---- sequences come ----
 
-    def add(self, tokens: list[int], salt: bytes, serve: bool) -> None:
+    def add(self, tokens: list[int], salt: bytes, serve: bool, keep: bool) -> None:
         if len(self.models) < MAX_SEQUENCES:
-            model = Model(self.manager.new_sequence(salt), salt, list(tokens), self.free_row())
+            blocks = self.manager.new_sequence(salt, is_kept=keep)
+            model = Model(blocks, salt, list(tokens), self.free_row())
             self.models.append(model)
             if serve:
                 self.serve(model)

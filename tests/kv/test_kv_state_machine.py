@@ -30,13 +30,16 @@ class ManagerMachine(RuleBasedStateMachine):
         block_size=st.integers(1, 4),
         caching=st.sampled_from([True, True, True, False]),
         colliding=st.sampled_from([False, False, True]),
+        max_kept=st.integers(0, 6),
     )
-    def start(self, num_blocks: int, block_size: int, caching: bool, colliding: bool) -> None:
-        self.checked = ModelledManager(num_blocks, block_size, caching=caching, colliding=colliding)
+    def start(self, num_blocks: int, block_size: int, caching: bool, colliding: bool, max_kept: int) -> None:
+        self.checked = ModelledManager(
+            num_blocks, block_size, caching=caching, colliding=colliding, max_kept=max_kept
+        )
 
-    @rule(length=LENGTHS, last=LASTS, salt=SALTS, serve=st.booleans())
-    def add(self, length: int, last: int, salt: bytes, serve: bool) -> None:
-        self.checked.add(prompt(length, last), salt, serve)
+    @rule(length=LENGTHS, last=LASTS, salt=SALTS, serve=st.booleans(), keep=st.booleans())
+    def add(self, length: int, last: int, salt: bytes, serve: bool, keep: bool) -> None:
+        self.checked.add(prompt(length, last), salt, serve, keep)
 
     @rule(pick=PICK)
     def match(self, pick: int) -> None:
@@ -110,7 +113,12 @@ def random_step(checked: ModelledManager, rng: random.Random) -> None:
     """Serving is the common case; the rest happens in between."""
     pick, tokens = rng.randrange(60), prompt(rng.randint(1, 10), rng.choice([0, 0, 1]))
     steps: list[tuple[int, Callable[[], None]]] = [
-        (4, lambda: checked.add(tokens, rng.choice([b"", b"", b"tenant"]), rng.random() < 0.5)),
+        (
+            4,
+            lambda: checked.add(
+                tokens, rng.choice([b"", b"", b"tenant"]), rng.random() < 0.5, rng.random() < 0.6
+            ),
+        ),
         (4, lambda: checked.append(pick, tokens, rng.random() < 0.5)),
         (4, lambda: checked.compute(pick, rng.randint(1, 10), rng.randint(0, 3), rng.random() < 0.7)),
         (2, lambda: checked.match(pick)),
@@ -132,7 +140,11 @@ def test_random_walks_reach_every_kind_of_event() -> None:
     seen: Counter[str] = Counter()
     for walk in range(120):
         checked = ModelledManager(
-            rng.randint(3, 12), walk % 4 + 1, caching=walk % 5 > 0, colliding=walk % 3 == 0
+            rng.randint(3, 12),
+            walk % 4 + 1,
+            caching=walk % 5 > 0,
+            colliding=walk % 3 == 0,
+            max_kept=walk % 4 * 3,
         )
         for _ in range(150):
             random_step(checked, rng)
@@ -147,5 +159,8 @@ def test_random_walks_reach_every_kind_of_event() -> None:
         "copy on write",
         "truncate refused",
         "evictions",
+        "kept passed over",
     )
     assert all(seen[event] >= 50 for event in events), seen
+    # There are few blocks left by then.
+    assert seen["kept evicted"] >= 20, seen

@@ -129,3 +129,19 @@ def test_ten_thousand_prompts_leave_a_ledger_bounded() -> None:
     assert len(ledger) == 500
     digests, _ = ledger.cached_marks(lambda block: True)
     assert marks(prompt=shared).digests[0] in digests
+
+
+def test_a_line_that_changes_with_every_request_does_not_part_prefixes() -> None:
+    """Replicas leave Claude Code's billing line out of the prompt, whichever API carries it."""
+    line = "x-anthropic-billing-header: cc_version=2.1.77.e19; cc_entrypoint=cli; cch={};"
+    rules = "Be kind. " * 300
+    bodies = [
+        lambda text: {"system": [{"type": "text", "text": text}, {"type": "text", "text": rules}]},
+        lambda text: {"system": f"{text}\n{rules}"},
+        lambda text: {"instructions": f"{text}\n{rules}"},
+        lambda text: {"messages": [{"role": "system", "content": f"{text}\n{rules}"}]},
+    ]
+    for body in bodies:
+        hello = {"messages": [{"role": "user", "content": "Hi"}]}
+        one, two = (marks_of(json.dumps(hello | body(line.format(cch))).encode()) for cch in ("6a1b3", "f"))
+        assert one == two != marks_of(json.dumps(hello | body("Be brief.")).encode())

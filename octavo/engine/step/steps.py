@@ -120,7 +120,8 @@ class Steps:
         self._manager.reset()
         unfinished = self._outputs.rewind()
         for request in unfinished:
-            request.blocks = self._manager.new_sequence(request.blocks.salt)
+            before = request.blocks
+            request.blocks = self._manager.new_sequence(before.salt, is_kept=before.is_kept)
         self._scheduler.reset(unfinished)
 
     def _launch(self, step: SchedulerOutput) -> None:

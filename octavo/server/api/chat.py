@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from octavo.outputs import CompletionDelta, CompletionOutput, RequestOutput
 from octavo.server.api.chat_answers import DeltaWriter, is_empty, whole_message
+from octavo.server.api.left_out import asks_to_keep
 from octavo.server.api.logprobs import LogprobWriter, check_logprobs, prompt_logprobs
 from octavo.server.api.sampling import Defaults
 from octavo.server.api.sse import AnswerEvents, TextEvents, event, is_only_text
@@ -24,9 +25,10 @@ from octavo.server.api.structs import (
     ChunkChoice,
     Delta,
     Usage,
+    wish_of,
 )
-from octavo.server.api.toolbox import Toolbox, read_prompt
-from octavo.server.context import Context, new_id
+from octavo.server.api.toolbox import Toolbox, read_prompt, wished_variables
+from octavo.server.context import Context, new_id, note_left_out
 from octavo.server.entry.sending import Parts
 from octavo.server.generation import Generation, usage_of
 from octavo.server.limits import while_present
@@ -79,21 +81,40 @@ async def chat_completions(context: Context, request: Request) -> Response:
 
 
 async def read_chat(
-    context: Context, request: Request, parse: Callable[[bytes, Defaults], ChatInput]
+    context: Context,
+    request: Request,
+    parse: Callable[[bytes, Defaults], ChatInput],
+    recall: Callable[[bytes], bytes] | None = None,
 ) -> ChatInput:
     """Read a body that asks for a chat; another process converts a long one to token ids.
+
+    Args:
+        context, request: as for all routes.
+        parse: decodes a body.
+        recall: completes one by what was kept of earlier ones, in the pool.
 
     Raises:
         OctavoError, ApiError: the body is refused, or there is no room for what it asks.
     """
     body = await context.read_body(request)
+    if recall is not None:
+        body = await context.run(request, recall, body)
     if len(body) > LONG_BYTES:
         found = await while_present(request, context.read_long_chat(request, body))
     else:
         found = parse(body, context.defaults)
         check_model(getattr(found.fields, "model", None), context.model)
+    note_left_out(request, (*found.left_out, *_without_switch(context, found)))
     context.check_room(found.params.n)
     return found
+
+
+def _without_switch(context: Context, found: ChatInput) -> tuple[str, ...]:
+    """Return the wish for reasoning that is left out because the model's template has no switch for it."""
+    materials, (effort, thinks) = context.materials, wish_of(found.chat)
+    if (effort, thinks) == (None, None) or wished_variables(materials.prompts, found.chat, materials.formats):
+        return ()
+    return ("thinking" if effort is None else "reasoning effort",)
 
 
 async def begin_chat(context: Context, request: Request, found: ChatInput) -> tuple[Generation, Toolbox]:
@@ -111,7 +132,15 @@ async def begin_chat(context: Context, request: Request, found: ChatInput) -> tu
     prompt, box, params = prepared
     check_logprobs([prompt], params, context.engine.prompts.max_model_len, num_copies=1)
     salt = context.salt(request, chat.cache_salt)
-    generation = await context.generate([prompt], params, cache_salt=salt, priority=chat.priority or 0)
+    client = request.scope["octavo.holder"] or request.headers.get("user-agent")
+    context.watch.note((client, salt), prompt)
+    generation = await context.generate(
+        [prompt],
+        params,
+        cache_salt=salt,
+        priority=chat.priority or 0,
+        keep_cached=asks_to_keep(found.left_out),
+    )
     return generation, box
 
 

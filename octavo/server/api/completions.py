@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from octavo.engine.prompt_reader import TokenIds
 from octavo.outputs import CompletionDelta, CompletionOutput, RequestOutput
+from octavo.server.api.left_out import asks_to_keep
 from octavo.server.api.logprobs import LogprobWriter, check_logprobs, prompt_logprobs
 from octavo.server.api.sse import AnswerEvents, TextEvents, event, is_only_text
 from octavo.server.api.structs import (
@@ -19,7 +20,7 @@ from octavo.server.api.structs import (
     CompletionRequest,
     Usage,
 )
-from octavo.server.context import Context, new_id
+from octavo.server.context import Context, new_id, note_left_out
 from octavo.server.entry.sending import Parts
 from octavo.server.generation import Generation, usage_of
 from octavo.server.limits import while_present
@@ -60,6 +61,7 @@ class Answer:
 async def completions(context: Context, request: Request) -> Response:
     """Answer POST /v1/completions: continue each prompt."""
     found = await _read(context, request)
+    note_left_out(request, found.left_out)
     context.check_room(num_prompts(found) * found.params.n)
     work = _generate(context, request, found)
     if found.fields.stream:
@@ -104,7 +106,13 @@ async def _generate(context: Context, request: Request, found: TextInput) -> tup
         await context.run(request, _texts, tokenizer, read) if fields.echo else None,
     )
     salt = context.salt(request, fields.cache_salt)
-    generation = await context.generate(read, params, cache_salt=salt, priority=fields.priority or 0)
+    generation = await context.generate(
+        read,
+        params,
+        cache_salt=salt,
+        priority=fields.priority or 0,
+        keep_cached=asks_to_keep(found.left_out),
+    )
     return generation, answer
 
 

@@ -9,6 +9,8 @@ from typing import Any, cast
 
 from octavo.engine.prompt_reader import PromptReader, TokenIds
 from octavo.errors import ChatTemplateError, PromptError, RequestTooLongError
+from octavo.server.api.canonical import canonical
+from octavo.server.api.late_systems import folding
 from octavo.server.api.structs import MAX_PROMPTS
 from octavo.server.api_errors import refused
 from octavo.tokenizer import ChatText, Tokenizer
@@ -40,10 +42,16 @@ class Reading:
 
 
 class Prompts:
-    """Reads the prompts of one model."""
+    """Reads the prompts of one model.
 
-    def __init__(self, reader: PromptReader) -> None:
+    Args:
+        reader: tokenizes and checks.
+        is_canonical: put conversations into their one form first.
+    """
+
+    def __init__(self, reader: PromptReader, *, is_canonical: bool = True) -> None:
         self._reader = reader
+        self._is_canonical = is_canonical
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -96,6 +104,14 @@ class Prompts:
         """
         return self._read_ids(self.encode_chat(chat, reading), reading)
 
+    def canonical(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[list[Mapping[str, Any]], list[dict[str, Any]]]:
+        """Return a conversation and its tools as they are rendered; see `octavo.server.api.canonical`."""
+        if self._is_canonical:
+            return canonical(messages, tools)
+        return list(messages), [dict(tool) for tool in tools]
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -116,6 +132,7 @@ class Prompts:
         if template is None:
             raise ChatTemplateError("this model has no chat template; use /v1/completions")
         render = partial(
+            folding,
             template.prompt,
             tools=tools,
             variables=variables,
@@ -168,8 +185,7 @@ class Prompts:
             num_tokens += len(self._reader.encode(part, add_special_tokens=False))
             if num_tokens > factor * max_model_len:
                 raise RequestTooLongError(
-                    f"a prompt must leave room for one token in max_model_len = {max_model_len}, "
-                    f"got more than {num_tokens} tokens"
+                    f"prompt is too long: more than {num_tokens} tokens > {max_model_len - 1} maximum"
                 )
 
     def _read_ids(self, token_ids: list[int], reading: Reading) -> TokenIds:

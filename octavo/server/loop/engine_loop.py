@@ -128,6 +128,7 @@ class EngineLoop:
         cache_salt: str = "",
         priority: int = 0,
         read_along: bool = True,
+        keep_cached: bool = False,
     ) -> Stream:
         """Queue a request.
 
@@ -138,6 +139,7 @@ class EngineLoop:
             cache_salt: requests share cached prefixes only with equal salts.
             priority: of requests that wait, lower numbers are admitted first.
             read_along: whether the tokens are read as they come.
+            keep_cached: as in Engine.add_request.
 
         Raises:
             PromptError, SamplingParamsError, InvalidArgumentError: as Engine.add_request.
@@ -163,6 +165,7 @@ class EngineLoop:
                 cache_salt=cache_salt,
                 priority=priority,
                 read_along=read_along,
+                keep_cached=keep_cached,
                 submitted_s=submitted_s,
                 grammar=grammar,
             )

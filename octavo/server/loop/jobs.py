@@ -90,7 +90,7 @@ class Job:
     """A request on its way through the loop.
 
     Attributes:
-        request_id, params, cache_salt, priority, read_along: as in EngineLoop.submit.
+        request_id, params, cache_salt, priority, read_along, keep_cached: as in EngineLoop.submit.
         prompt: its text, None when token ids were given.
         token_ids: checked.
         submitted_s: when it came, by time.monotonic.
@@ -108,6 +108,7 @@ class Job:
     priority: int
     read_along: bool
     submitted_s: float
+    keep_cached: bool = False
     grammar: Grammar | None = None
     output: RequestOutput | None = None
     failure: OctavoError | None = None

@@ -192,6 +192,7 @@ class Worker:
                 request_id=job.request_id,
                 cache_salt=job.cache_salt,
                 read_along=job.read_along,
+                keep_cached=job.keep_cached,
                 priority=job.priority,
                 grammar=job.grammar,
             )

@@ -36,6 +36,7 @@ class Outline(Struct, kw_only=True):
     message_control_tokens: MessageControlTokens
     tool_call_parser: ToolCallParser
     reasoning_parser: ReasoningParser
+    canonical_prompts: bool
     defaults: dict[str, int | float]
 
     @classmethod
@@ -50,6 +51,7 @@ class Outline(Struct, kw_only=True):
             message_control_tokens=reader.message_control_tokens,
             tool_call_parser=config.tool_call_parser,
             reasoning_parser=config.reasoning_parser,
+            canonical_prompts=config.canonical_prompts,
             defaults=dict(defaults),
         )
 
@@ -73,7 +75,8 @@ class Outline(Struct, kw_only=True):
             message_control_tokens=self.message_control_tokens,
         )
         formats = formats_of(tokenizer, self.tool_call_parser, self.reasoning_parser)
-        return Materials(self.model, Prompts(reader), formats, self.defaults)
+        prompts = Prompts(reader, is_canonical=self.canonical_prompts)
+        return Materials(self.model, prompts, formats, self.defaults)
 
 
 def _json_of(value: object) -> str:
@@ -104,6 +107,7 @@ class Tools(Struct):
     strict: list[str]
     must_call: bool
     parallel: bool
+    customs: list[str]
     has_begun_reasoning: bool
     channel: str | None
 
@@ -111,7 +115,15 @@ class Tools(Struct):
     def of(cls, box: Toolbox) -> "Tools":
         """Return a toolbox's part."""
         functions, strict = json.dumps(box.functions).encode(), list(box.strict)
-        return cls(functions, strict, box.must_call, box.parallel, box.has_begun_reasoning, box.channel)
+        return cls(
+            functions,
+            strict,
+            box.must_call,
+            box.parallel,
+            list(box.customs),
+            box.has_begun_reasoning,
+            box.channel,
+        )
 
     def box(self, formats: ModelFormats) -> Toolbox:
         """Return the toolbox."""
@@ -122,6 +134,7 @@ class Tools(Struct):
             must_call=self.must_call,
             parallel=self.parallel,
             formats=formats,
+            customs=frozenset(self.customs),
             has_begun_reasoning=self.has_begun_reasoning,
             channel=self.channel,
         )
@@ -133,6 +146,7 @@ class ReadChat(Struct, tag=True):
     fields: bytes
     chat: ChatRequest
     params: SamplingParams
+    left_out: tuple[str, ...]
     constrained_params: SamplingParams
     prompt: bytes
     tools: Tools
@@ -143,6 +157,7 @@ class ReadTexts(Struct, tag=True):
 
     fields: CompletionRequest
     params: SamplingParams
+    left_out: tuple[str, ...]
     prompts: list[bytes]
 
 
@@ -150,6 +165,7 @@ class ReadAnswer(Struct, tag=True):
     """A whole answer."""
 
     body: bytes
+    left_out: tuple[str, ...]
 
 
 class Refusal(Struct, tag=True):

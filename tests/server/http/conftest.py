@@ -106,10 +106,11 @@ def serve_template(tmp_path: Path, serve_tiny: Callable[..., LiveServer]) -> Cal
         template: str = TEMPLATE,
         *,
         rename: tuple[str, str] = ("", ""),
+        max_model_len: int = 4096,
         engine: Mapping[str, object] | None = None,
         **options: Any,
     ) -> LiveServer:
-        folder = write_model(tmp_path, max_model_len=4096)
+        folder = write_model(tmp_path, max_model_len)
         (folder / "chat_template.jinja").write_text(template)
         if rename[0]:
             text = (folder / "tokenizer.json").read_text().replace(*rename)
