@@ -232,3 +232,18 @@ class ScoreOutput:
     logprob: float
     normalized_logprob: float
     num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionOutput:
+    """The answer to one question of `LLM.decide`.
+
+    Attributes:
+        choice: the most likely one.
+        probabilities: of each choice among all of the question's: they add up to 1.
+        scores: of each choice after input and question, in their order.
+    """
+
+    choice: str
+    probabilities: dict[str, float]
+    scores: list[ScoreOutput]
