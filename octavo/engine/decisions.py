@@ -195,7 +195,8 @@ def read_question(prompts: PromptReader, shared: SharedInput, question: Question
         shown = template.message_text(text.strip(), prompts.message_control_tokens)
         whole = ChatText(shared.lead + shown.marked + shared.after, shown.mark)
         found = TokenIds.of(_continued(prompts, whole))
-    prompts.read(shared.token_ids + found + max(read, key=lambda choice: len(choice.listed)))
+    longest = max(len(choice.listed) for choice in read)
+    prompts.check_length(len(shared.token_ids.listed) + len(found.listed) + longest)
     return ReadQuestion(found, read)
 
 

@@ -94,7 +94,7 @@ class PromptReader:
         if not token_ids.listed:
             text = self.text_of(prompt)
             raise PromptError(f"a prompt must hold at least one token, got {[] if text is None else text!r}")
-        self._check_length(len(token_ids.listed))
+        self.check_length(len(token_ids.listed))
         return token_ids
 
     def read_integers(self, token_ids: TokenIds) -> TokenIds:
@@ -224,7 +224,12 @@ class PromptReader:
         token_id = next(token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size)
         return PromptError(f"token ids must be in [0, {self.vocab_size - 1}], got {token_id}")
 
-    def _check_length(self, num_tokens: int) -> None:
+    def check_length(self, num_tokens: int) -> None:
+        """Check the length of a prompt.
+
+        Raises:
+            RequestTooLongError: it is longer than the model's context or than the whole KV cache.
+        """
         if num_tokens >= self.max_model_len:
             raise RequestTooLongError(
                 f"a prompt must leave room for one token in max_model_len = {self.max_model_len}, "

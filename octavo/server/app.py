@@ -14,6 +14,7 @@ from octavo.server.api import openapi, server_info
 from octavo.server.api.anthropic.messages_route import messages
 from octavo.server.api.chat import chat_completions
 from octavo.server.api.completions import completions
+from octavo.server.api.decisions.decision_route import decisions
 from octavo.server.api.responses.response_route import responses
 from octavo.server.api_errors import ApiError, as_api_error
 from octavo.server.config import ServerConfig
@@ -40,6 +41,7 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/v1/responses", responses),
     ("POST", "/v1/messages", messages),
     ("POST", "/v1/messages/count_tokens", answer),
+    ("POST", "/v1/decisions", decisions),
     ("GET", "/v1/models", server_info.models),
     ("GET", "/v1/models/{name:path}", server_info.model),
     ("POST", "/tokenize", answer),

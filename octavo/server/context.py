@@ -155,21 +155,26 @@ class Context:
         return TextInput(read.fields, read.params, [unpacked(prompt) for prompt in read.prompts])
 
     async def answer(self, request: Request) -> Response:
-        """Answer a body by what is read in it (ANSWERS): in the pool, or if it is long in another process.
+        """Answer a body by what is read in it.
 
         Raises:
-            OctavoError, ApiError: as `engine`, as what reads the body, and as BodyReader.read.
+            OctavoError, ApiError: as `read_apart` and BodyReader.read.
         """
-        path = self.path_of(request)
         body = await self.bodies.read(request.scope, request.receive)
-        if len(body) > LONG_BYTES:
-            _ = self.engine
-            read = await self._reading.read(request.scope["octavo.sender"], path, body)
-            assert isinstance(read, ReadAnswer)
-            answer = read.body
-        else:
-            answer = await self.run(request, ANSWERS[path], self.materials, body)
-        return Response(answer, media_type="application/json")
+        return Response(await self.read_apart(request, body), media_type="application/json")
+
+    async def read_apart(self, request: Request, body: bytes) -> bytes:
+        """Return what ANSWERS makes of a body: in the pool, or if it is long in another process.
+
+        Raises:
+            OctavoError, ApiError: as `engine`, and as what reads the body.
+        """
+        path, materials = self.path_of(request), self.materials
+        if len(body) <= LONG_BYTES:
+            return await self.run(request, ANSWERS[path], materials, body)
+        read = await self._reading.read(request.scope["octavo.sender"], path, body)
+        assert isinstance(read, ReadAnswer)
+        return read.body
 
     def path_of(self, request: Request) -> str:
         """Return a request's path without the prefix of all routes."""
@@ -214,9 +219,22 @@ class Context:
             )
 
     async def generate(
-        self, prompts: Sequence[TokenIds], params: SamplingParams, *, cache_salt: str, priority: int
+        self,
+        prompts: Sequence[TokenIds],
+        params: SamplingParams,
+        *,
+        cache_salt: str,
+        priority: int,
+        prompt_logprobs_start: int | None = None,
+        num_shared: int = 0,
     ) -> Generation:
         """Submit prompts: all of them or none.
+
+        Args:
+            prompts: token ids of each.
+            params: how to continue them.
+            cache_salt, priority, prompt_logprobs_start: as in EngineLoop.submit.
+            num_shared: likewise; above 0, the prompts may wait for any time.
 
         Raises:
             OctavoError: as EngineLoop.submit.
@@ -229,14 +247,21 @@ class Context:
             for prompt in prompts:
                 request_id = f"http-{next(self._numbers)}"
                 stream = await self.loop.submit(
-                    prompt, params, request_id=request_id, cache_salt=cache_salt, priority=priority
+                    prompt,
+                    params,
+                    request_id=request_id,
+                    cache_salt=cache_salt,
+                    priority=priority,
+                    read_along=prompt_logprobs_start is None,
+                    prompt_logprobs_start=prompt_logprobs_start,
+                    num_shared=num_shared,
                 )
                 generation.streams.append(stream)
         except BaseException:
             generation.abort()
             raise
         note_prompts(prompts, cache_salt)
-        if self.config.queue_timeout_s:
+        if self.config.queue_timeout_s and not num_shared:
             generation.watch_queue(self._queue_deadlines)
         note_generation(generation, params)
         return generation

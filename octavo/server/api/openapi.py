@@ -15,6 +15,7 @@ from octavo.server.api.anthropic.messages_structs import (
     MessagesRequest,
     TokenCount,
 )
+from octavo.server.api.decisions.decision_input import Decisions, DecisionsRequest
 from octavo.server.api.responses.response_structs import ResponseObject, ResponsesRequest
 from octavo.server.api_errors import ErrorBody
 from octavo.server.context import VERSION, Context
@@ -35,6 +36,7 @@ _OPERATIONS: tuple[tuple[str, str, str, _Struct | None, _Struct | None, bool], .
     ("post", "/v1/responses", "Answer an input", ResponsesRequest, ResponseObject, True),
     ("post", "/v1/messages", "Answer a conversation", MessagesRequest, Message, True),
     ("post", "/v1/messages/count_tokens", "Count the tokens", CountRequest, TokenCount, False),
+    ("post", "/v1/decisions", "Answer many questions over one input", DecisionsRequest, Decisions, False),
     ("get", "/v1/models", "List the model", None, server_info.ModelList, False),
     ("get", "/v1/models/{name}", "Describe the model", None, server_info.ModelCard, False),
     ("post", "/tokenize", "Turn text into token ids", tokenize.TokenizeRequest, tokenize.Tokens, False),
