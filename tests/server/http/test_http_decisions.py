@@ -178,36 +178,24 @@ def test_more_scores_than_the_queue_holds_wait_for_each_other(serve_tiny: Any) -
     server.assert_drained()
 
 
-values = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-2, 2),
-    st.text(max_size=5),
-    st.lists(st.text(max_size=3), max_size=3),
-)
-questions = st.lists(
-    st.one_of(
-        st.text(max_size=8),
-        st.fixed_dictionaries(
-            {"text": st.text(max_size=8)}, optional={"choices": st.lists(st.text(max_size=3), max_size=4)}
-        ),
-        values,
-    ),
-    max_size=4,
-)
+texts = st.text(max_size=8)
+values = st.one_of(st.none(), st.booleans(), st.integers(-2, 2), texts, st.lists(texts, max_size=3))
+roles = st.sampled_from(["user", "assistant", "tool", "x"])
+messages = st.lists(st.fixed_dictionaries({"role": roles, "content": st.one_of(texts, values)}), max_size=3)
+asked = st.fixed_dictionaries({"text": texts}, optional={"choices": st.lists(texts, max_size=4)})
 bodies = st.fixed_dictionaries(
     {},
     optional={
-        "input": st.one_of(st.text(max_size=20), st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "tool", "x"]), "content": st.one_of(st.text(max_size=8), values)}), max_size=3), values),
-        "questions": st.one_of(questions, values),
+        "input": st.one_of(texts, messages, values),
+        "questions": st.one_of(st.lists(st.one_of(texts, asked, values), max_size=4), values),
         "choices": values,
         "instructions": values,
         "raw": values,
-        "chat_template_kwargs": st.dictionaries(st.sampled_from(["enable_thinking", "x"]), values, max_size=2),
+        "chat_template_kwargs": st.dictionaries(st.sampled_from(["enable_thinking", "x"]), values),
         "priority": st.integers(-(2**40), 2**40),
         "return_token_ids": values,
     },
-)  # fmt: skip
+)
 
 
 @settings(
