@@ -62,9 +62,7 @@ def measure(arguments: argparse.Namespace) -> Figures:
         plain = separate(url, prompts[:subset], subset, salt="plain")
     rate = sum(map(len, prompts[:subset])) / plain
     usage = one["answer"]["usage"]
-    needed = len(one["answer"]["prompt_token_ids"]) + sum(
-        len(found["token_ids"]) + len(found["logprobs"]) for found in one["answer"]["decisions"]
-    )
+    needed = usage["input_tokens"]
     seconds = {"decisions": one["seconds"], "with prefix cache": cached, "plain": plain * num / subset}
     return {
         "questions": num,
@@ -73,7 +71,7 @@ def measure(arguments: argparse.Namespace) -> Figures:
         "separate_timed": subset,
         "seconds": seconds,
         "speedup": {name: value / one["seconds"] for name, value in seconds.items()},
-        "computed_tokens": usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"],
+        "computed_tokens": usage["scored_tokens"] - usage["shared_tokens"],
         "needed_tokens": needed,
         "plain_tokens_per_s": rate,
         "bound_s": needed / rate,
@@ -125,7 +123,7 @@ def ask(url: str, arguments: argparse.Namespace, text: str) -> Figures:
 def ids_of(asked: Figures) -> list[list[int]]:
     """Return the ids that a completion of each question continues."""
     shared = asked["answer"]["prompt_token_ids"]
-    return [shared + found["token_ids"] for found in asked["answer"]["decisions"]]
+    return [shared + found["token_ids"] for found in asked["answer"]["answers"]]
 
 
 def separate(url: str, prompts: list[list[int]], num: int, salt: str) -> float:
@@ -144,9 +142,9 @@ def separate(url: str, prompts: list[list[int]], num: int, salt: str) -> float:
 def agreement(url: str, asked: Figures, prompts: list[list[int]]) -> float:
     """Share of questions whose choice is that of scores by separate requests."""
     num_equal = 0
-    for prompt, found in zip(prompts, asked["answer"]["decisions"], strict=False):
+    for prompt, found in zip(prompts, asked["answer"]["answers"], strict=False):
         scores = {}
-        for choice in found["logprobs"]:
+        for choice in (share["value"] for share in found["probabilities"]):
             ids = post(url, "/tokenize", {"prompt": choice, "add_special_tokens": False})["tokens"]
             body = {"prompt": prompt + ids, "max_tokens": 0, "echo": True, "logprobs": 0}
             logprobs = post(url, "/v1/completions", body)["choices"][0]["logprobs"]["token_logprobs"]

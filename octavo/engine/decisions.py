@@ -21,7 +21,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.tokenizer import ChatText
 
 DEFAULT_CHOICES = ("yes", "no")
-MAX_CHOICES = 64
+MAX_CHOICES = 255
 SCORING = SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0, detokenize=False)
 """Parameters of a request that scores the end of its prompt."""
 

@@ -168,6 +168,16 @@ def _checked_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
         ChatTemplateError: it is not of the expected shape.
         msgspec.DecodeError: its arguments are not JSON.
     """
+    custom = call.get("custom")
+    if call.get("type") == "custom" and isinstance(custom, dict):
+        # Models know a custom tool as a function of one text.
+        text = {"input": custom.get("input", "")}
+        call = {
+            **call,
+            "type": "function",
+            "function": {"name": custom.get("name"), "arguments": text},
+            "custom": None,
+        }
     function = call.get("function")
     if not isinstance(function, dict):
         raise ChatTemplateError(f"{where}.function: expected an object, got {_kind(function)}")

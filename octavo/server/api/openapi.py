@@ -15,7 +15,7 @@ from octavo.server.api.anthropic.messages_structs import (
     MessagesRequest,
     TokenCount,
 )
-from octavo.server.api.decisions.decision_input import Decisions, DecisionsRequest
+from octavo.server.api.decisions.decision_structs import Decisions, DecisionsRequest
 from octavo.server.api.responses.response_structs import ResponseObject, ResponsesRequest
 from octavo.server.api_errors import ErrorBody
 from octavo.server.context import VERSION, Context

@@ -104,6 +104,7 @@ class Tools(Struct):
     strict: list[str]
     must_call: bool
     parallel: bool
+    customs: list[str]
     has_begun_reasoning: bool
     channel: str | None
 
@@ -111,7 +112,15 @@ class Tools(Struct):
     def of(cls, box: Toolbox) -> "Tools":
         """Return a toolbox's part."""
         functions, strict = json.dumps(box.functions).encode(), list(box.strict)
-        return cls(functions, strict, box.must_call, box.parallel, box.has_begun_reasoning, box.channel)
+        return cls(
+            functions,
+            strict,
+            box.must_call,
+            box.parallel,
+            list(box.customs),
+            box.has_begun_reasoning,
+            box.channel,
+        )
 
     def box(self, formats: ModelFormats) -> Toolbox:
         """Return the toolbox."""
@@ -122,6 +131,7 @@ class Tools(Struct):
             must_call=self.must_call,
             parallel=self.parallel,
             formats=formats,
+            customs=frozenset(self.customs),
             has_begun_reasoning=self.has_begun_reasoning,
             channel=self.channel,
         )
@@ -133,6 +143,7 @@ class ReadChat(Struct, tag=True):
     fields: bytes
     chat: ChatRequest
     params: SamplingParams
+    left_out: tuple[str, ...]
     constrained_params: SamplingParams
     prompt: bytes
     tools: Tools
@@ -143,6 +154,7 @@ class ReadTexts(Struct, tag=True):
 
     fields: CompletionRequest
     params: SamplingParams
+    left_out: tuple[str, ...]
     prompts: list[bytes]
 
 
@@ -150,6 +162,7 @@ class ReadAnswer(Struct, tag=True):
     """A whole answer."""
 
     body: bytes
+    left_out: tuple[str, ...]
 
 
 class Refusal(Struct, tag=True):

@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,10 +17,21 @@ from octavo.engine.decisions import SCORING, decided, score_of
 from octavo.engine.prompt_reader import TokenIds
 from octavo.errors import NotReadyError, QueueFullError
 from octavo.outputs import ScoreOutput
-from octavo.server.api.decisions.decision_input import Asked, Decision, Decisions, Forest
+from octavo.server.api.decisions.decision_input import Asked, Forest
+from octavo.server.api.decisions.decision_structs import (
+    AnyAnswer,
+    ChoiceAnswer,
+    ChoiceProbability,
+    Decisions,
+    DecisionsUsage,
+    InputTokens,
+    LevelProbability,
+    OutputTokens,
+    PredicateAnswer,
+    ScoreAnswer,
+)
 from octavo.server.api.sse import encode
-from octavo.server.api.structs import PromptTokensDetails, Usage
-from octavo.server.context import Context, new_id
+from octavo.server.context import Context, new_id, note_left_out
 from octavo.server.generation import Generation
 from octavo.server.limits import while_present
 
@@ -37,7 +48,9 @@ async def decisions(context: Context, request: Request) -> Response:
     body = await context.read_body(request)
 
     async def work() -> Decisions:
-        forest = msgspec.msgpack.decode(await context.read_apart(request, body), type=Forest)
+        read, left_out = await context.read_apart(request, body)
+        note_left_out(request, left_out)
+        forest = msgspec.msgpack.decode(read, type=Forest)
         return await _Scorer(context, request, forest).answer()
 
     return Response(encode(await while_present(request, work())), media_type="application/json")
@@ -54,7 +67,7 @@ class _Scorer:
         self._salt = context.salt(request, forest.fields.cache_salt)
         self._shared = TokenIds.of(forest.shared)
         self._turns = asyncio.Semaphore(max(1, min(_MOST_SCORES, _MOST_TOKENS // len(forest.shared))))
-        self._num_submitted = self._num_tokens = self._num_cached = 0
+        self._num_submitted = self._num_tokens = self._num_cached = self._num_cached_before = 0
 
     async def answer(self) -> Decisions:
         """Score everything; the scores that are under way end with this call.
@@ -62,45 +75,53 @@ class _Scorer:
         Raises:
             OctavoError, ApiError: as Context.generate, and why a score failed.
         """
-        found = await _all(self._decide(index, asked) for index, asked in enumerate(self._forest.questions))
-        usage = Usage(
-            prompt_tokens=self._num_tokens,
-            completion_tokens=0,
-            total_tokens=self._num_tokens,
-            prompt_tokens_details=PromptTokensDetails(self._num_cached),
-        )
+        answers = await _all(self._answer(asked) for asked in self._forest.questions)
         return Decisions(
             id=self._id,
             created=int(time.time()),
             model=self._context.model,
-            decisions=found,
-            usage=usage,
+            answers=answers,
+            usage=self._usage(),
             prompt_token_ids=self._forest.shared if self._fields.return_token_ids else UNSET,
         )
 
-    async def _decide(self, index: int, asked: Asked) -> Decision:
+    def _usage(self) -> DecisionsUsage:
+        asked = self._forest.questions
+        num = len(self._forest.shared) + sum(
+            len(one.token_ids) + sum(map(len, one.choice_ids)) for one in asked
+        )
+        return DecisionsUsage(
+            input_tokens=num,
+            input_tokens_details=InputTokens(
+                cached_tokens=self._num_cached_before, cache_write_tokens=num - self._num_cached_before
+            ),
+            output_tokens_details=OutputTokens(),
+            total_tokens=num,
+            scored_tokens=self._num_tokens,
+            shared_tokens=self._num_cached,
+        )
+
+    async def _answer(self, asked: Asked) -> AnyAnswer:
         normalized = self._fields.length_normalized
         scores = await _all(self._score(asked.token_ids, choice) for choice in asked.choice_ids)
-        found = decided(asked.choices, scores, length_normalized=normalized)
+        found = decided([*map(str, range(len(scores)))], scores, length_normalized=normalized)
         logprobs = [score.normalized_logprob if normalized else score.logprob for score in scores]
-        return Decision(
-            index=index,
-            choice=found.choice,
-            probabilities=found.probabilities,
-            logprobs=dict(zip(asked.choices, logprobs, strict=True)),
-            token_ids=asked.token_ids if self._fields.return_token_ids else UNSET,
-        )
+        token_ids = asked.token_ids if self._fields.return_token_ids else UNSET
+        return answer_of(asked, int(found.choice), [*found.probabilities.values()], logprobs, token_ids)
 
     async def _score(self, question: Sequence[int], choice: Sequence[int]) -> ScoreOutput:
         async with self._turns:
             prompt = self._shared + TokenIds.of([*question, *choice])
             start = len(prompt.listed) - len(choice)
+            is_first = self._num_submitted == 0
             generation = await self._submit(prompt, start)
             (output,) = await generation.finish()
             if output.outputs[0].finish_reason == "abort":
                 raise NotReadyError("the server stops, and has broken off this answer")
             self._num_tokens += len(prompt.listed)
             self._num_cached += output.num_cached_tokens
+            if is_first:
+                self._num_cached_before = output.num_cached_tokens
             return score_of(output, len(choice))
 
     async def _submit(self, prompt: TokenIds, start: int) -> Generation:
@@ -121,6 +142,37 @@ class _Scorer:
                 if is_first:
                     raise
             await asyncio.sleep(_AGAIN_S)
+
+
+def answer_of(
+    asked: Asked,
+    best: int,
+    shares: Sequence[float],
+    logprobs: list[float],
+    token_ids: list[int] | UnsetType,
+) -> AnyAnswer:
+    """Return the answer to a question in the form that it asked for.
+
+    Args:
+        asked: the question.
+        best: position of the most likely choice.
+        shares: of each choice.
+        logprobs, token_ids: as in the answer.
+    """
+    common: dict[str, Any] = {"name": asked.name, "logprobs": logprobs, "token_ids": token_ids}
+    if asked.kind == "predicate":
+        return PredicateAnswer(probability=shares[0], **common)
+    if asked.kind == "choice":
+        listed = [ChoiceProbability(value, share) for value, share in zip(asked.values, shares, strict=True)]
+        return ChoiceAnswer(
+            choice=asked.values[best], confidence=shares[best], probabilities=listed, **common
+        )
+    levels = [
+        LevelProbability(str(label), share, value)
+        for value, (label, share) in enumerate(zip(asked.values, shares, strict=True))
+    ]
+    mean = sum(level.value * level.probability for level in levels)
+    return ScoreAnswer(score=mean, confidence=shares[best], probabilities=levels, **common)
 
 
 async def _all(works: Iterable[Coroutine[Any, Any, Found]]) -> list[Found]:
