@@ -15,6 +15,8 @@ from octavo.server.api.anthropic.messages_route import messages
 from octavo.server.api.chat import chat_completions
 from octavo.server.api.completions import completions
 from octavo.server.api.decisions.decision_route import decisions
+from octavo.server.api.ollama import ollama_info
+from octavo.server.api.ollama.ollama_route import answer as ollama_answer
 from octavo.server.api.responses.response_route import responses
 from octavo.server.api_errors import ApiError, as_api_error
 from octavo.server.config import ServerConfig
@@ -53,6 +55,13 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("GET", "/metrics", server_info.metrics),
     ("GET", "/version", server_info.version),
     ("GET", "/openapi.json", openapi.document),
+    ("POST", "/api/chat", ollama_answer),
+    ("POST", "/api/generate", ollama_answer),
+    ("GET", "/api/tags", ollama_info.tags),
+    ("GET", "/api/ps", ollama_info.ps),
+    ("GET", "/api/version", ollama_info.version),
+    ("POST", "/api/show", ollama_info.show),
+    *((method, path, ollama_info.refuse) for method, path in ollama_info.REFUSED),
 )
 # How routes of other servers begin, and what to do without them.
 _LACKING = {
@@ -60,7 +69,7 @@ _LACKING = {
     "/v1/batches": "octavo run-batch answers a file without a server",
     "/v1/messages/batches": "octavo run-batch answers a file without a server",
     "/v1/embeddings": "this server generates text only",
-    "/api/": "Ollama's API is not served here: use /v1/chat/completions",
+    "/api/": "of Ollama's API, chat, generate, tags, ps, show and version are served",
 }
 # Probes, which come every few seconds.
 _PROBED_PATHS = frozenset({"/health", "/ping", "/ready", "/load", "/metrics"})

@@ -22,6 +22,13 @@ speed inference_geo | messages | there is one speed, and one place
 moderation | chat responses | nothing is moderated
 prompt_cache_key prompt_cache_retention prompt_cache_options | chat completions responses decisions |
     every prefix is cached
+options.num_ctx options.num_keep truncate shift | ollama | the server was started with its context's length; a
+    prompt that is too long is refused
+options.num_batch options.num_gpu options.main_gpu options.num_thread options.numa options.low_vram
+    options.f16_kv options.logits_all options.vocab_only options.use_mmap options.use_mlock
+    options.embedding_only | ollama | the model is loaded already
+options.mirostat_tau options.mirostat_eta | ollama | they belong to mirostat, which is refused
+keep_alive | ollama | the model stays loaded
 cache_prompt keep_alive id_slot | chat completions | every prefix is cached, and the model stays loaded
 cache_control messages[].cache_control messages[].content[].cache_control tools[].cache_control |
     chat messages | every prefix is cached

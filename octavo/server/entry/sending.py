@@ -10,7 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from octavo.server.api.anthropic.messages_structs import error_body
 from octavo.server.api.left_out import HEADER
-from octavo.server.api_errors import ApiError
+from octavo.server.api_errors import ApiError, ollama_error
 from octavo.server.limits import presence_of, send_body
 
 _ANTHROPIC = "/v1/messages"
@@ -49,6 +49,7 @@ class Answer:
     def __init__(self, send: Send, scope: Scope, path: str, body: Body) -> None:
         self._send = send
         self._scope = scope
+        self._is_ollama = path.startswith("/api/")
         self._is_anthropic = path == _ANTHROPIC or path.startswith(_ANTHROPIC + "/")
         self._body = body
         self.status = 0
@@ -76,6 +77,7 @@ class Answer:
     async def send_error(self, error: ApiError) -> None:
         """Send an error."""
         body = error_body(error) if self._is_anthropic else error.body
+        body = ollama_error(error) if self._is_ollama else body
         headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
         listed = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         await self.send({"type": "http.response.start", "status": error.status, "headers": listed})
