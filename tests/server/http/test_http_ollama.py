@@ -73,8 +73,10 @@ def test_generate_is_a_chat_of_one_message_or_raw(live: LiveServer) -> None:
 
 def test_options_are_honoured_or_left_out_by_name(live: LiveServer) -> None:
     messages = [{"role": "user", "content": "Hi"}]
-    options = {"seed": 7, "temperature": 1.5, "top_p": 0.9, "top_k": 50, "min_p": 0.01, "num_predict": 12, "stop": ["x"], "repeat_penalty": 1.2, "presence_penalty": 0.1, "frequency_penalty": 0.2}  # fmt: skip
-    fields = {**{name: value for name, value in options.items() if name not in ("num_predict", "repeat_penalty")}, "max_tokens": 12, "repetition_penalty": 1.2}  # fmt: skip
+    same = {"seed": 7, "temperature": 1.5, "top_p": 0.9, "top_k": 50, "min_p": 0.01, "stop": ["x"]}
+    same |= {"presence_penalty": 0.1, "frequency_penalty": 0.2}
+    options = {**same, "num_predict": 12, "repeat_penalty": 1.2}
+    fields = {**same, "max_tokens": 12, "repetition_penalty": 1.2}
     expected = live.post("/v1/chat/completions", chat("Hi", **fields)).json()["choices"][0]["message"][
         "content"
     ]
@@ -145,9 +147,8 @@ def test_calls_have_objects_and_results_find_them(
     assert "".join(line["message"].get("thinking", "") for line in streamed).strip() == "Hm."
     assert streamed[-1]["done_reason"] == "stop"
     results = [{"role": "tool", "tool_name": "get_weather", "content": text} for text in ("hot", "cold")]
-    assert ask(server, "/api/chat", **{**fields, "messages": [*fields["messages"], message, *results]})[
-        "done"
-    ]
+    again = {**fields, "messages": [*fields["messages"], message, *results]}
+    assert ask(server, "/api/chat", **again)["done"]
     server.assert_drained()
 
 
@@ -177,6 +178,7 @@ def test_what_the_server_has(live: LiveServer) -> None:
     assert "<html" in live.http.get("/", headers={"accept": "text/html,text/plain"}).text
 
 
+TURN = {"messages": [{"role": "user", "content": "a"}]}
 REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("/api/pull", {"model": "x"}, 400, "not supported"),
     ("/api/push", {"model": "x"}, 400, "not supported"),
@@ -192,12 +194,12 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("/api/generate", {"prompt": "a", "raw": True, "system": "b"}, 400, "system"),
     ("/api/generate", {"prompt": "a" * 9000, "raw": True}, 400, "max_model_len"),
     ("/api/chat", {"messages": [{"role": "user", "content": "a", "images": ["aaaa"]}]}, 400, "images"),
-    ("/api/chat", {"messages": [{"role": "user", "content": "a"}], "options": {"mirostat": 1}}, 400, "mirostat"),
-    ("/api/chat", {"messages": [{"role": "user", "content": "a"}], "options": {"tempo": 1}}, 400, "tempo"),
-    ("/api/chat", {"messages": [{"role": "user", "content": "a"}], "options": {"temperature": -1}}, 400, "temperature"),
+    ("/api/chat", {**TURN, "options": {"mirostat": 1}}, 400, "mirostat"),
+    ("/api/chat", {**TURN, "options": {"tempo": 1}}, 400, "tempo"),
+    ("/api/chat", {**TURN, "options": {"temperature": -1}}, 400, "temperature"),
     ("/api/chat", {"messages": [{"role": "x", "content": "a"}]}, 400, "role"),
-    ("/api/chat", {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "y"}]}, 400, "tools[0]"),
-    ("/api/chat", {"messages": [{"role": "user", "content": "a"}], "format": "xml"}, 400, "format"),
+    ("/api/chat", {**TURN, "tools": [{"type": "y"}]}, 400, "tools[0]"),
+    ("/api/chat", {**TURN, "format": "xml"}, 400, "format"),
 ]  # fmt: skip
 
 
@@ -226,8 +228,11 @@ texts = st.text(max_size=6)
 values = st.one_of(
     st.none(), st.booleans(), st.integers(-2, 3), st.floats(-1, 2), texts, st.lists(texts, max_size=2)
 )
-options = st.dictionaries(st.sampled_from(["num_predict", "temperature", "stop", "seed", "top_k", "num_ctx", "repeat_penalty", "repeat_last_n", "x"]), values, max_size=3)  # fmt: skip
-calls = st.lists(st.fixed_dictionaries({"function": st.fixed_dictionaries({"name": texts, "arguments": st.one_of(st.dictionaries(texts, values, max_size=2), values)})}), max_size=2)  # fmt: skip
+names = "num_predict temperature stop seed top_k num_ctx repeat_penalty repeat_last_n x".split()
+options = st.dictionaries(st.sampled_from(names), values, max_size=3)
+arguments = st.one_of(st.dictionaries(texts, values), values)
+functions = st.fixed_dictionaries({"name": texts, "arguments": arguments})
+calls = st.lists(st.fixed_dictionaries({"function": functions}), max_size=2)
 messages = st.lists(
     st.fixed_dictionaries(
         {"role": st.sampled_from(["user", "assistant", "system", "tool", "x"])},
@@ -241,14 +246,16 @@ messages = st.lists(
     ),
     max_size=4,
 )
+short = options.map(lambda found: {"num_predict": 2, **found})
+fields = "prompt system raw stream think format logprobs top_logprobs keep_alive suffix".split()
 bodies = st.fixed_dictionaries(
-    {"model": st.just("tiny"), "options": st.one_of(options.map(lambda found: {"num_predict": 2, **found}), values)},
+    {"model": st.just("tiny"), "options": st.one_of(short, values)},
     optional={
-        "messages": messages, "prompt": values, "system": values, "raw": values, "stream": values, "think": values,
-        "format": st.one_of(values, st.just({"type": "object"})), "tools": st.lists(st.dictionaries(texts, values), max_size=1),
-        "logprobs": values, "top_logprobs": values, "keep_alive": values, "suffix": values,
+        **dict.fromkeys(fields, values),
+        "messages": messages,
+        "tools": st.lists(st.dictionaries(texts, values), max_size=1),
     },
-)  # fmt: skip
+)
 
 
 @settings(
