@@ -30,7 +30,7 @@ SERVER = {
     "queue_timeout_s write_timeout_s sse_keep_alive_s step_deadline_s shutdown_timeout",
     "Restarts": "restart max_restarts restart_window_s",
     "Parallelism": "replicas",
-    "Answers": "tool_call_parser reasoning_parser",
+    "Answers": "tool_call_parser reasoning_parser batch_dir",
     "Logging": "access_log log_format otlp_traces_endpoint",
 }
 STRUCTURED = {"Structured output": "json_schema json_object regex choice grammar"}

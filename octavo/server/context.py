@@ -6,7 +6,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -39,6 +39,9 @@ from octavo.server.tracing import Traces, note_generation
 
 logger = logging.getLogger("octavo.server")
 
+if TYPE_CHECKING:
+    from octavo.server.api.batches.runner import Runner
+
 Found = TypeVar("Found")
 
 # The version of the running package, which need not be installed.
@@ -60,6 +63,7 @@ class Context:
         metrics: counts them.
         num_restarts: processes before this one whose engine died.
         traces: makes spans, or None.
+        batches: runs batches, or None if there is no folder for them.
 
     Raises:
         ConfigError: traces need a library that is not installed.
@@ -73,6 +77,7 @@ class Context:
         self.bodies = BodyReader(config)
         self.metrics = Metrics(loop, model, num_restarts)
         self.num_restarts = num_restarts
+        self.batches: Runner | None = None
         endpoint = config.otlp_traces_endpoint
         self.traces = None if endpoint is None else Traces(endpoint, model)
         self._numbers = itertools.count()
@@ -287,11 +292,19 @@ class Context:
     def get_ready(self) -> None:
         """Begin to start what long bodies would wait for, once the engine is ready."""
         self._reading.start()
+        if self.batches is not None:
+            self.batches.wake()
+
+    def stop_batches(self) -> None:
+        """Break off the batch that is under way; it goes on when the server starts again. Idempotent."""
+        if self.batches is not None:
+            self.batches.close()
 
     def close(self) -> None:
         """Let the pool's threads and the processes that read end, and send the last spans."""
         self._pool.close()
         self._reading.close()
+        self.stop_batches()
         if self.traces is not None:
             self.traces.close()
 
