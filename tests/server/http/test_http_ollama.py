@@ -228,7 +228,17 @@ texts = st.text(max_size=6)
 values = st.one_of(
     st.none(), st.booleans(), st.integers(-2, 3), st.floats(-1, 2), texts, st.lists(texts, max_size=2)
 )
-names = "num_predict temperature stop seed top_k num_ctx repeat_penalty repeat_last_n x".split()
+names = [
+    "num_predict",
+    "temperature",
+    "stop",
+    "seed",
+    "top_k",
+    "num_ctx",
+    "repeat_penalty",
+    "repeat_last_n",
+    "x",
+]
 options = st.dictionaries(st.sampled_from(names), values, max_size=3)
 arguments = st.one_of(st.dictionaries(texts, values), values)
 functions = st.fixed_dictionaries({"name": texts, "arguments": arguments})
@@ -247,7 +257,18 @@ messages = st.lists(
     max_size=4,
 )
 short = options.map(lambda found: {"num_predict": 2, **found})
-fields = "prompt system raw stream think format logprobs top_logprobs keep_alive suffix".split()
+fields = [
+    "prompt",
+    "system",
+    "raw",
+    "stream",
+    "think",
+    "format",
+    "logprobs",
+    "top_logprobs",
+    "keep_alive",
+    "suffix",
+]
 bodies = st.fixed_dictionaries(
     {"model": st.just("tiny"), "options": st.one_of(short, values)},
     optional={
