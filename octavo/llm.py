@@ -1,4 +1,4 @@
-"""The offline Python API: `LLM` generates, streams, chats and scores in this process."""
+"""The offline Python API: `LLM` generates, streams, chats, scores and embeds in this process."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,8 @@ from typing import Literal
 from octavo.config import EngineConfig
 from octavo.engine.engine import Engine
 from octavo.engine.engine_stats import EngineStats
-from octavo.engine.prompt_reader import Prompt
+from octavo.engine.pooled_calls import PooledCalls
+from octavo.engine.prompt_reader import Prompt, as_prompt_list
 from octavo.engine.shared_engine import Caller, SharedEngine
 from octavo.errors import EngineError, InvalidArgumentError, OctavoError
 from octavo.garbage import collect_youngest, no_full_collections
@@ -18,7 +19,6 @@ from octavo.llm_arguments import (
     as_continuation_list,
     as_conversations,
     as_params_list,
-    as_prompt_list,
 )
 from octavo.outputs import CompletionDelta, DeltaReader, RequestOutput, ScoreOutput
 from octavo.progress import progress_bar
@@ -33,7 +33,7 @@ _MAX_CHAT_TOKENS = 512
 _FIRST_PROMPTS = 64
 
 
-class LLM:
+class LLM(PooledCalls):
     """A model in this process.
 
     Example:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
 from octavo.errors import OctavoError
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -97,6 +99,8 @@ class RequestOutput:
         prompt: the text given, None when token ids were given.
         prompt_token_ids: what the model read.
         prompt_logprobs: a {token id: Logprob} per prompt token; None for the first. None if not asked for.
+        pooled: [n] float32, the pooled state or the logits of a model that embeds or classifies, once it is
+            finished; see Pooling.read. Else None.
         outputs: n completions, by index.
         finished: all completions have a finish_reason.
         num_cached_tokens: prompt tokens whose KV came from the prefix cache.
@@ -109,6 +113,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    pooled: np.ndarray | None = None
     finished: bool = False
     num_cached_tokens: int = 0
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
@@ -232,3 +237,33 @@ class ScoreOutput:
     logprob: float
     normalized_logprob: float
     num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PooledOutput:
+    """What a model that embeds or classifies makes of a prompt.
+
+    Attributes:
+        values: the embedding, or the probability of each label.
+        prompt_token_ids: what the model read.
+        num_cached_tokens: prompt tokens whose KV came from the prefix cache.
+        label: the most likely label; None for an embedding.
+    """
+
+    values: list[float]
+    prompt_token_ids: list[int]
+    num_cached_tokens: int
+    label: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankedDocument:
+    """How well a document answers a query.
+
+    Attributes:
+        index: which of the documents given.
+        score: a probability, or the cosine of two embeddings.
+    """
+
+    index: int
+    score: float
