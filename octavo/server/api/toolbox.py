@@ -10,7 +10,7 @@ from octavo.engine.prompt_reader import TokenIds
 from octavo.errors import ChatTemplateError, StructuredOutputError
 from octavo.sampling_params import SamplingParams, StructuredOutput
 from octavo.server.api.prompt_tokens import Prompts, Reading
-from octavo.server.api.structs import ChatRequest, NamedTool, Tool
+from octavo.server.api.structs import ChatRequest, NamedTool, Tool, wish_of
 from octavo.server.api_errors import ApiError, refused
 from octavo.server.parsing.answer import AnswerReader, Reader, ReasoningReader
 from octavo.server.parsing.answer_grammars import (
@@ -20,6 +20,7 @@ from octavo.server.parsing.answer_grammars import (
     harmony_grammar,
 )
 from octavo.server.parsing.call_formats import Function, described
+from octavo.server.parsing.effort import reasoning_variables
 from octavo.server.parsing.formats import ModelFormats
 from octavo.server.parsing.harmony import open_channel, shown_messages
 from octavo.server.parsing.harmony_reader import HarmonyReader
@@ -155,9 +156,10 @@ def rendered(prompts: Prompts, fields: ChatRequest, toolbox: Toolbox) -> ChatTex
     Raises:
         ChatTemplateError, ApiError: as `read_prompt`.
     """
-    variables = dict(fields.chat_template_kwargs or {})
-    if fields.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", fields.reasoning_effort)
+    variables = {
+        **wished_variables(prompts, fields, toolbox.formats),
+        **(fields.chat_template_kwargs or {}),
+    }
     messages, tools = toolbox.shown(fields.messages)
     return prompts.render(
         messages,
@@ -166,6 +168,15 @@ def rendered(prompts: Prompts, fields: ChatRequest, toolbox: Toolbox) -> ChatTex
         variables=variables,
         tools=tools,
     )
+
+
+def wished_variables(prompts: Prompts, fields: ChatRequest, formats: ModelFormats) -> dict[str, Any]:
+    """Return the template's variables that say how much a request wants the model to reason."""
+    template = prompts.tokenizer.chat_template if prompts.tokenizer else None
+    effort, thinks = wish_of(fields)
+    if template is None:
+        return {}
+    return reasoning_variables(template, effort, thinks, is_harmony=formats.harmony is not None)
 
 
 def _functions(tools: Sequence[Tool]) -> list[Function]:

@@ -32,7 +32,7 @@ from octavo.server.api.structs import (
 )
 from octavo.server.api.toolbox import rendered, toolbox_of
 from octavo.server.api_errors import ApiError, refused
-from octavo.server.reading.requests import ChatInput, Materials, check_model
+from octavo.server.reading.requests import Answered, ChatInput, Materials, check_model
 
 # Octavo never fills these lists of a block.
 _MAY_BE_EMPTY = {"citations"}
@@ -50,23 +50,23 @@ def parse_messages(body: bytes, defaults: Defaults) -> ChatInput:
     Raises:
         ApiError, SamplingParamsError: it is malformed, or a value is out of range.
     """
-    fields = decode(body, MessagesRequest)
+    fields, left_out = decode(body, MessagesRequest)
     chat = chat_of(fields)
-    return ChatInput(fields, chat, chat_params(chat, defaults))
+    return ChatInput(fields, chat, chat_params(chat, defaults), left_out)
 
 
-def counted(materials: Materials, body: bytes) -> bytes:
+def counted(materials: Materials, body: bytes) -> Answered:
     """Answer a body of /v1/messages/count_tokens.
 
     Raises:
         ApiError, ChatTemplateError, PromptError: it is malformed.
     """
-    fields = decode(body, CountRequest)
+    fields, left_out = decode(body, CountRequest)
     check_model(fields.model, materials.model)
     chat, prompts = chat_of(fields), materials.prompts
     shown = rendered(prompts, chat, toolbox_of(chat, materials.formats, None))
     count = len(prompts.encode_chat(shown, Reading()))
-    return msgspec.json.encode(TokenCount(count))
+    return msgspec.json.encode(TokenCount(count)), left_out
 
 
 def chat_of(fields: CountRequest) -> ChatRequest:

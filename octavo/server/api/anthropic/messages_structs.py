@@ -1,11 +1,11 @@
 """Requests, answers and errors of /v1/messages. Imports nothing of the engine."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from octavo.server.api.structs import MAX_MESSAGES, MAX_TOOLS, FunctionName, JsonObject, Stop
+from octavo.server.api.structs import MAX_MESSAGES, MAX_TOOLS, FunctionName, JsonObject, RequestBody, Stop
 from octavo.server.api_errors import ApiError
 
 _TYPES = {
@@ -21,9 +21,6 @@ _TYPES = {
 
 class Block(Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True, tag_field="type"):
     """A part of a message."""
-
-    # Accepted and without effect: every prefix is cached.
-    cache_control: JsonObject | None = None
 
 
 class TextBlock(Block, tag="text"):
@@ -76,8 +73,6 @@ class ToolParam(Struct, forbid_unknown_fields=True, kw_only=True):
     description: str | None = None
     type: Literal["custom"] | None = None
     strict: bool | None = None
-    # Accepted and without effect: every prefix is cached.
-    cache_control: JsonObject | None = None
 
 
 class ToolChoiceParam(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -96,8 +91,10 @@ class ThinkingParam(Struct, forbid_unknown_fields=True, kw_only=True):
     budget_tokens: int | None = None
 
 
-class CountRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+class CountRequest(RequestBody, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /v1/messages/count_tokens."""
+
+    api: ClassVar[str] = "messages"
 
     messages: Annotated[list[MessageParam], Meta(min_length=1, max_length=MAX_MESSAGES)]
     model: str | None = None
@@ -116,10 +113,6 @@ class MessagesRequest(CountRequest, forbid_unknown_fields=True, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     stream: bool | None = None
-    # Accepted and without effect.
-    metadata: JsonObject | None = None
-    service_tier: str | None = None
-    cache_control: JsonObject | None = None
 
 
 class TokenCount(Struct):
