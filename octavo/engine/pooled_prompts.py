@@ -41,6 +41,8 @@ def read_pooled(
         if prompt_name is not None:
             raise InvalidArgumentError("prompt_name must be left out where the prompt is token ids")
         return reader.read(prompt, keep=keep)
+    if not text:
+        raise PromptError("expected a text that is not empty")
     token_ids = reader.encode(pooling.prompt(prompt_name) + text)
     special = [] if keep is None or len(token_ids) <= keep else reader.encode("")
     num_behind = next((n for n in range(len(special), 0, -1) if token_ids[-n:] == special[-n:]), 0)

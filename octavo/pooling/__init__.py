@@ -103,14 +103,17 @@ class Pooling:
         weights = np.exp(values - values.max())
         return weights / weights.sum()
 
-    def relevances(self, pooled: Sequence[np.ndarray], num_firsts: int) -> list[float]:
+    def relevances(
+        self, pooled: Sequence[np.ndarray], num_firsts: int, use_activation: bool | None = None
+    ) -> list[float]:
         """Return how well pairs fit together: probabilities, or for a model that embeds cosines.
 
         Args:
             pooled: of the prompts that read_pairs has made.
             num_firsts: how many first texts it was given.
+            use_activation: False: logits in place of probabilities.
         """
         if self.task != "embed":
-            return [float(self.read(values)[0]) for values in pooled]
+            return [float(self.read(values, use_activation=use_activation)[0]) for values in pooled]
         units = np.stack([self.read(values, use_activation=True) for values in pooled])
         return (units[:num_firsts] * units[num_firsts:]).sum(-1).tolist()

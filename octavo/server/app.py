@@ -14,6 +14,8 @@ from octavo.server.api import openapi, server_info
 from octavo.server.api.anthropic.messages_route import messages
 from octavo.server.api.chat import chat_completions
 from octavo.server.api.completions import completions
+from octavo.server.api.pooled.pooled_input import POOLED
+from octavo.server.api.pooled.pooled_route import pooled
 from octavo.server.api.responses.response_route import responses
 from octavo.server.api_errors import ApiError, as_api_error
 from octavo.server.config import ServerConfig
@@ -40,6 +42,7 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/v1/responses", responses),
     ("POST", "/v1/messages", messages),
     ("POST", "/v1/messages/count_tokens", answer),
+    *(("POST", path, pooled) for path in POOLED),
     ("GET", "/v1/models", server_info.models),
     ("GET", "/v1/models/{name:path}", server_info.model),
     ("POST", "/tokenize", answer),
@@ -57,7 +60,6 @@ _LACKING = {
     "/v1/responses/": "this server keeps no answers: send all items again",
     "/v1/batches": "octavo run-batch answers a file without a server",
     "/v1/messages/batches": "octavo run-batch answers a file without a server",
-    "/v1/embeddings": "this server generates text only",
     "/api/": "Ollama's API is not served here: use /v1/chat/completions",
 }
 # Probes, which come every few seconds.

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints that embed, classify and rerank, with what transformers makes of the same prompts."""
+"""Tiny random checkpoints that embed, classify and rerank, and transformers over the same prompts."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ SIZES = {
     "max_position_embeddings": 512,
     "rms_norm_eps": 1e-5,
 }
-TEMPLATE = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 PROMPTS = {"query": "Instruct: find it\nQuery:", "document": ""}
 TEXTS = [
     "The capital of China is Beijing.",
@@ -47,7 +47,7 @@ def quiet() -> Iterator[None]:
 
 
 def write_tokenizer(folder: Path, *, ends: bool) -> tokenizers.Tokenizer:
-    """Write a tokenizer of bytes, in which yes and no are tokens; `ends` puts a special token behind texts."""
+    """Write a tokenizer of bytes, yes and no; `ends` puts a special token behind texts."""
     pieces = [*SPECIAL, *byte_level_alphabet(), "no", "ye", "yes"]
     ids = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
     backend = tokenizers.Tokenizer(models.BPE(ids, merges=[("n", "o"), ("y", "e"), ("ye", "s")]))
@@ -154,8 +154,8 @@ def published(
 ) -> str:
     """Return the prompt of Qwen3-Reranker's model card."""
     return (
-        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
-        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+        'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
         f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
         "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
     )

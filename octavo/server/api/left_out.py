@@ -12,8 +12,8 @@ HEADER = b"x-octavo-left-out"
 
 # Fields | APIs | why. A field is written as a path, in which [] stands for each item of a list.
 _FIELDS = """
-user safety_identifier | chat completions responses | the client's own user; nothing is kept of it
-metadata | chat completions messages | a note to the client itself; nothing is kept of it
+user safety_identifier | chat completions responses pooled | the client's own user; nothing is kept of it
+metadata | chat completions messages pooled | a note to the client itself; nothing is kept of it
 store | chat completions responses | answers are not kept
 service_tier | chat completions responses messages | there is one tier; see the field priority
 speed inference_geo | messages | there is one speed, and one place

@@ -40,10 +40,10 @@ class Reading:
 
 
 class Prompts:
-    """Reads the prompts of one model."""
+    """Reads the prompts of one model, by the engine's `reader`."""
 
     def __init__(self, reader: PromptReader) -> None:
-        self._reader = reader
+        self.reader = self._reader = reader
 
     @property
     def tokenizer(self) -> Tokenizer | None:
