@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from octavo.errors import OctavoError
+from octavo.errors import EngineError, OctavoError
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -118,6 +118,19 @@ class RequestOutput:
     num_cached_tokens: int = 0
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     error: OctavoError | None = None
+
+    @property
+    def vector(self) -> np.ndarray:
+        """What was pooled of a finished request.
+
+        Raises:
+            OctavoError: what ended it; EngineError: it was aborted.
+        """
+        if self.error is not None:
+            raise self.error
+        if self.pooled is None:
+            raise EngineError("the request was aborted before its prompt was pooled")
+        return self.pooled
 
 
 @dataclass(slots=True)
@@ -258,12 +271,7 @@ class PooledOutput:
 
 @dataclass(frozen=True, slots=True)
 class RankedDocument:
-    """How well a document answers a query.
-
-    Attributes:
-        index: which of the documents given.
-        score: a probability, or the cosine of two embeddings.
-    """
+    """How well a document answers a query: which of those given, and a probability or a cosine."""
 
     index: int
     score: float

@@ -93,7 +93,7 @@ def _serve(
             if news == READY and not is_replica:
                 seconds = time.monotonic() - begun
                 pooling = loop.engine.model_config.pooling
-                does = "is served" if pooling is None else f"{pooling.task}s texts".replace("ys", "ies")
+                does = "is served" if pooling is None else pooling.does
                 where = f"{gate.context.model} {does} at {url_of(server)}"
                 say(f"octavo: {where}, ready after {seconds:.1f} s")
 

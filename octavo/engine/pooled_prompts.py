@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from octavo.engine.prompt_reader import Prompt, PromptReader, TokenIds
 from octavo.errors import InvalidArgumentError, PromptError
-from octavo.pooling import Pooling
 from octavo.tokenizer import ChatText
 
 _INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
@@ -35,7 +34,7 @@ def read_pooled(
         InvalidArgumentError: the model generates text, or has no such prompt.
         PromptError, RequestTooLongError: as PromptReader.read.
     """
-    pooling = _pooling_of(reader)
+    pooling = reader.pooling_for()
     text = reader.text_of(prompt)
     if text is None:
         if prompt_name is not None:
@@ -73,11 +72,10 @@ def read_pairs(
         InvalidArgumentError: the model does neither, reads no instruction, or the numbers do not fit.
         PromptError, RequestTooLongError: as PromptReader.read.
     """
-    pooling = _pooling_of(reader)
-    if not seconds or len(firsts) not in (1, len(seconds)):
-        raise PromptError(
-            f"expected one first text, or one for each other, got {len(firsts)} for {len(seconds)}"
-        )
+    pooling = reader.pooling_for()
+    if isinstance(seconds, str) or not seconds or len(firsts) not in (1, len(seconds)):
+        kind = f"{type(seconds).__name__} of {len(seconds)}"
+        raise PromptError(f"expected a list of texts, and one for all or one for each, got {kind}")
     if instruction is not None and not pooling.is_qwen3_pair:
         raise InvalidArgumentError("instruction must be left out: this model reads none")
     if pooling.task == "embed":
@@ -86,7 +84,7 @@ def read_pairs(
         names += ["document" if "document" in known else None] * len(seconds)
         texts = zip([*firsts, *seconds], names, strict=True)
         return [read_pooled(reader, text, prompt_name=name, keep=keep) for text, name in texts]
-    if not pooling.scores_pairs:
+    if pooling.size != 1:
         raise InvalidArgumentError(
             f"pairs need a model that embeds or has one label, got {pooling.size} labels"
         )
@@ -97,12 +95,6 @@ def read_pairs(
     num_behind = len(reader.encode(_AFTER, add_special_tokens=False))
     texts = (f"<Instruct>: {instruction}\n<Query>: {first}\n<Document>: {second}" for first, second in pairs)
     return [_cut(reader, reader.encode_chat(_around(reader, text)), keep, num_behind) for text in texts]
-
-
-def _pooling_of(reader: PromptReader) -> Pooling:
-    reader.check_task(pooled=True)
-    assert reader.pooling is not None
-    return reader.pooling
 
 
 def _around(reader: PromptReader, text: str) -> ChatText:

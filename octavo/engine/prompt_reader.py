@@ -120,11 +120,11 @@ class PromptReader:
             RequestTooLongError: longer than the model's context or than the whole KV cache.
         """
         token_ids = prompt if isinstance(prompt, TokenIds) else self._read(_unwrap(prompt))
+        if keep is not None and len(token_ids.listed) > keep:
+            token_ids = TokenIds.of(token_ids.listed[: max(0, keep)])
         if not token_ids.listed:
             text = self.text_of(prompt)
             raise PromptError(f"a prompt must hold at least one token, got {[] if text is None else text!r}")
-        if keep is not None and len(token_ids.listed) > keep:
-            token_ids = TokenIds.of(token_ids.listed[:keep])
         self._check_length(len(token_ids.listed))
         return token_ids
 
@@ -204,9 +204,12 @@ class PromptReader:
 
         Raises:
             SamplingParamsError: an id is outside the vocabulary, or stop strings lack a tokenizer.
-            InvalidArgumentError: as `check_task`.
+            InvalidArgumentError: the model does not do what they ask for.
         """
-        self.check_task(pooled=params is POOLED)
+        if params is POOLED:
+            self.pooling_for()
+        else:
+            self.check_generates()
         if not isinstance(params, SamplingParams):
             raise SamplingParamsError(f"expected SamplingParams, got {type(params).__name__}")
         for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
@@ -220,21 +223,29 @@ class PromptReader:
                 "stop strings need a tokenizer, this model has none; use stop_token_ids"
             )
 
-    def check_task(self, *, pooled: bool, task: Literal["embed", "classify"] | None = None) -> None:
-        """Check that the model does what is asked of it: pool prompts (for a task), or continue them.
+    def pooling_for(self, task: Literal["embed", "classify"] | None = None) -> Pooling:
+        """Return how the model pools prompts for a task; None: for any.
 
         Raises:
-            InvalidArgumentError: it does something else.
+            InvalidArgumentError: it generates text, or does something else.
         """
-        if pooled and self.pooling is None:
+        if self.pooling is None:
             raise InvalidArgumentError(
                 'this model generates text, and neither embeds nor classifies; load it with task="embed", '
                 'with task="rerank", or load a model for that'
             )
-        if self.pooling is not None and (not pooled or task not in (None, self.pooling.task)):
-            does = "embeds" if self.pooling.task == "embed" else "classifies"
-            lacks = f"does not {task}" if task else "generates none"
-            raise InvalidArgumentError(f"this model {does} texts and {lacks}; see docs/embeddings.md")
+        if task not in (None, self.pooling.task):
+            raise InvalidArgumentError(f"this model {self.pooling.does} and does not {task}")
+        return self.pooling
+
+    def check_generates(self) -> None:
+        """Check that the model continues prompts.
+
+        Raises:
+            InvalidArgumentError: it pools them.
+        """
+        if self.pooling is not None:
+            raise InvalidArgumentError(f"this model {self.pooling.does} and generates none")
 
     def _read(self, content: object, *, add_special_tokens: bool = True) -> TokenIds:
         """Tokenize a text, or check token ids."""

@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 
 from octavo.errors import InvalidArgumentError
+from octavo.outputs import RankedDocument
 
 Activation = Literal["none", "sigmoid", "softmax"]
 
@@ -45,9 +46,9 @@ class Pooling:
     default_prompt: str | None = None
 
     @property
-    def scores_pairs(self) -> bool:
-        """Whether there is one label: how well a document answers a query."""
-        return self.task == "classify" and self.size == 1
+    def does(self) -> str:
+        """What the model does, in words."""
+        return "embeds texts" if self.task == "embed" else "classifies texts"
 
     def prompt(self, name: str | None) -> str:
         """Return the text that begins texts to be embedded.
@@ -70,9 +71,7 @@ class Pooling:
         """
         if dimensions is None or (self.task == "embed" and dimensions == self.size):
             return
-        if self.task != "embed":
-            raise InvalidArgumentError(f"dimensions must be left out: this model gives {self.size} labels")
-        if not self.is_matryoshka:
+        if self.task != "embed" or not self.is_matryoshka:
             raise InvalidArgumentError(
                 f"dimensions must be {self.size} or left out, got {dimensions}: the checkpoint does not say "
                 "that its embeddings may be cut; if they may, set is_matryoshka in its config.json to true"
@@ -117,3 +116,8 @@ class Pooling:
             return [float(self.read(values, use_activation=use_activation)[0]) for values in pooled]
         units = np.stack([self.read(values, use_activation=True) for values in pooled])
         return (units[:num_firsts] * units[num_firsts:]).sum(-1).tolist()
+
+
+def ranked(scores: Sequence[float]) -> list[RankedDocument]:
+    """Return documents by their scores, the best first; equal ones keep their order."""
+    return sorted(map(RankedDocument, range(len(scores)), scores), key=lambda one: -one.score)

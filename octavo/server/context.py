@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.engine.engine import Engine
-from octavo.engine.pooled_calls import check_pooled
 from octavo.engine.prompt_reader import POOLED, TokenIds
 from octavo.errors import EngineDeadError, NotReadyError
 from octavo.outputs import RequestOutput
@@ -118,7 +117,7 @@ class Context:
         """
         check = functools.partial(self.loop.check_room, 1)
         body = await self.bodies.read(request.scope, request.receive, before_small=check)
-        self.engine.prompts.check_task(pooled=False)
+        self.engine.prompts.check_generates()
         return body
 
     @property
@@ -176,13 +175,13 @@ class Context:
         """
         path, check = self.path_of(request), functools.partial(self.loop.check_room, 1)
         body = await self.bodies.read(request.scope, request.receive, before_small=check)
-        self.engine.prompts.check_task(pooled=True)
+        self.engine.prompts.pooling_for()
         if len(body) <= LONG_BYTES:
             return await self.run(request, pooled_input.read_body, self.materials, path, body)
         read = await self._reading.read(request.scope["octavo.sender"], path, body)
         assert isinstance(read, ReadPooled)
         fields = msgspec.json.decode(read.fields, type=pooled_input.POOLED[path])
-        return PooledInput(fields, [unpacked(prompt) for prompt in read.prompts], read.left_out)
+        return fields, [unpacked(prompt) for prompt in read.prompts], read.left_out
 
     async def pool(
         self, prompts: Sequence[TokenIds], *, cache_salt: str, priority: int
@@ -190,7 +189,7 @@ class Context:
         """Pool prompts, as many at a time as the queue holds, and return their outputs in order.
 
         Raises:
-            OctavoError: as EngineLoop.submit, or the engine failed on one.
+            OctavoError: as EngineLoop.submit.
         """
         outputs: list[RequestOutput] = []
         left = list(prompts)
@@ -201,8 +200,6 @@ class Context:
             wave, left = left[:num], left[num:]
             generation = await self.generate(wave, POOLED, cache_salt=cache_salt, priority=priority)
             outputs += await generation.finish()
-        for output in outputs:
-            check_pooled(output)
         return outputs
 
     async def answer(self, request: Request) -> Response:

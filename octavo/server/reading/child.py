@@ -94,11 +94,10 @@ def _chat(materials: Materials, task: Task) -> ReadChat:
 
 
 def _pooled(materials: Materials, task: Task) -> ReadPooled:
-    found = read_body(materials, task.path, task.body)
-    fields = found.fields
+    fields, prompts, left_out = read_body(materials, task.path, task.body)
     if isinstance(fields, ClassifyRequest):
         fields = structs.replace(fields, input="")
-    return ReadPooled(msgspec.json.encode(fields), found.left_out, [packed(ids) for ids in found.prompts])
+    return ReadPooled(msgspec.json.encode(fields), left_out, [packed(ids) for ids in prompts])
 
 
 def _texts(materials: Materials, found: TextInput) -> ReadTexts:

@@ -1,5 +1,6 @@
 """Requests and answers of /v1/embeddings, /classify, /pooling, /score and /v1/rerank."""
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -11,11 +12,13 @@ Texts = str | Annotated[list[str], Meta(min_length=1, max_length=MAX_INPUTS)]
 
 
 class PooledFields(RequestBody, forbid_unknown_fields=True, kw_only=True):
-    """Fields common to all of them. `use_activation` says whether embeddings are normalised, and logits turned
-    into probabilities; None: as the checkpoint says.
+    """Fields common to all; `subject` is the one that holds texts.
+
+    With `use_activation` false, embeddings are not normalised, and logits stay logits.
     """
 
     api: ClassVar[str] = "pooled"
+    subject: ClassVar[str] = "input"
 
     model: str | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
@@ -48,6 +51,8 @@ class PoolingRequest(EmbeddingRequest, forbid_unknown_fields=True, kw_only=True)
 class ScoreRequest(PooledFields, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /score: one text to compare with others, or pairs of texts."""
 
+    subject: ClassVar[str] = "text_2"
+
     text_1: Texts
     text_2: Texts
 
@@ -61,11 +66,22 @@ class DocumentText(Struct, forbid_unknown_fields=True):
 class RerankRequest(PooledFields, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /v1/rerank, as Cohere, Jina and vLLM have it."""
 
+    subject: ClassVar[str] = "documents"
+
     query: str
     documents: Annotated[list[str | DocumentText], Meta(min_length=1, max_length=MAX_INPUTS)]
     top_n: Annotated[int, Meta(ge=1)] | None = None
     return_documents: bool | None = None
     instruction: str | None = None
+
+    def listed(self) -> list[DocumentText]:
+        """Return the documents in one form."""
+        return [DocumentText(one) if isinstance(one, str) else one for one in self.documents]
+
+
+def listed(texts: str | Sequence[str]) -> list[str]:
+    """Return one text or several as a list."""
+    return [texts] if isinstance(texts, str) else list(texts)
 
 
 class Entry(Struct, kw_only=True):
