@@ -1,4 +1,4 @@
-"""The offline Python API: `LLM` generates, streams, chats, scores and decides in this process."""
+"""The offline Python API: `LLM` generates, streams, chats, scores, decides and embeds in this process."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,8 @@ from octavo.config import EngineConfig
 from octavo.engine.decisions import SCORING, Question, decided, read_input, read_question, score_of
 from octavo.engine.engine import Engine
 from octavo.engine.engine_stats import EngineStats
-from octavo.engine.prompt_reader import Prompt, TokenIds
+from octavo.engine.pooled_calls import PooledCalls
+from octavo.engine.prompt_reader import Prompt, TokenIds, as_prompt_list
 from octavo.engine.shared_engine import Caller, SharedEngine
 from octavo.errors import InvalidArgumentError, OctavoError
 from octavo.garbage import collect_youngest, no_full_collections
@@ -20,7 +21,6 @@ from octavo.llm_arguments import (
     as_continuation_list,
     as_conversations,
     as_params_list,
-    as_prompt_list,
     as_questions,
 )
 from octavo.outputs import CompletionDelta, DecisionOutput, DeltaReader, RequestOutput, ScoreOutput
@@ -36,7 +36,7 @@ _MAX_CHAT_TOKENS = 512
 _FIRST_PROMPTS = 64
 
 
-class LLM:
+class LLM(PooledCalls):
     """A model in this process.
 
     Example:

@@ -4,28 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar, cast
 
 from octavo.engine.decisions import Question
-from octavo.engine.prompt_reader import Prompt
 from octavo.errors import InvalidArgumentError, PromptError
 from octavo.sampling_params import SamplingParams
 
 Message = Mapping[str, object]
 Item = TypeVar("Item")
-
-
-def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return one prompt or several as a list; a list of ids is one prompt.
-
-    Raises:
-        PromptError: it is neither.
-    """
-    # Bytes are one (wrong) prompt, not a list of integers; PromptReader refuses them.
-    if isinstance(prompts, str | Mapping | bytes | bytearray | memoryview):
-        return [cast(Prompt, prompts)]
-    if not isinstance(prompts, Sequence):
-        raise PromptError(f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}")
-    if prompts and all(isinstance(item, int) for item in prompts):
-        return [cast(Prompt, prompts)]
-    return list(cast(Sequence[Prompt], prompts))
 
 
 def as_params_list(

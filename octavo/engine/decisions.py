@@ -192,7 +192,7 @@ def read_question(prompts: PromptReader, shared: SharedInput, question: Question
         found = prompts.read_continuation(text)
     else:
         template = prompts.require_chat_template()
-        shown = template.message_text(text.strip(), prompts.message_control_tokens)
+        shown = template.guarded(text.strip(), prompts.message_control_tokens)
         whole = ChatText(shared.lead + shown.marked + shared.after, shown.mark)
         found = TokenIds.of(_continued(prompts, whole))
     longest = max(len(choice.listed) for choice in read)

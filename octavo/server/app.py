@@ -21,6 +21,8 @@ from octavo.server.api.completions import completions
 from octavo.server.api.decisions.decision_route import decisions
 from octavo.server.api.ollama import ollama_info
 from octavo.server.api.ollama.ollama_route import answer as ollama_answer
+from octavo.server.api.pooled.pooled_input import POOLED
+from octavo.server.api.pooled.pooled_route import pooled
 from octavo.server.api.responses.response_route import responses
 from octavo.server.api_errors import ApiError, as_api_error
 from octavo.server.config import ServerConfig
@@ -48,6 +50,7 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/v1/messages", messages),
     ("POST", "/v1/messages/count_tokens", answer),
     ("POST", "/v1/decisions", decisions),
+    *(("POST", path, pooled) for path in POOLED),
     ("GET", "/v1/models", server_info.models),
     ("GET", "/v1/models/{name:path}", server_info.model),
     ("POST", "/tokenize", answer),
@@ -80,7 +83,6 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
 _LACKING = {
     "/v1/responses/": "this server keeps no answers: send all items again",
     "/v1/messages/batches": "octavo run-batch answers a file without a server",
-    "/v1/embeddings": "this server generates text only",
     "/api/": "of Ollama's API, chat, generate, tags, ps, show and version are served",
 }
 # Probes, which come every few seconds.

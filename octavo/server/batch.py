@@ -49,7 +49,14 @@ class BatchRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
     custom_id: Annotated[str, Meta(min_length=1, max_length=512)]
     method: Literal["POST"] = "POST"
-    url: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+    url: Literal[
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/embeddings",
+        "/v1/score",
+        "/v1/rerank",
+    ]
     body: Raw
 
 

@@ -13,9 +13,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.engine.engine import Engine
-from octavo.engine.prompt_reader import TokenIds
+from octavo.engine.prompt_reader import POOLED, TokenIds
 from octavo.errors import EngineDeadError, NotReadyError
+from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
+from octavo.server.api.pooled import pooled_input
+from octavo.server.api.pooled.pooled_input import PooledInput
 from octavo.server.api.prompt_tokens import Prompts
 from octavo.server.api.sampling import Defaults
 from octavo.server.api.sse import EventStream, EventWriter, time_to_look
@@ -30,7 +33,7 @@ from octavo.server.loop.engine_loop import EngineLoop
 from octavo.server.metrics import Metrics
 from octavo.server.parsing.formats import ModelFormats, formats_of
 from octavo.server.reading.fair_threads import FairThreads
-from octavo.server.reading.forms import Outline, ReadAnswer, ReadChat, ReadTexts, unpacked
+from octavo.server.reading.forms import Outline, ReadAnswer, ReadChat, ReadPooled, ReadTexts, unpacked
 from octavo.server.reading.kinds import ANSWERS, CHATS
 from octavo.server.reading.processes import LONG_BYTES, ReadingProcesses
 from octavo.server.reading.requests import ChatInput, Materials, TextInput
@@ -49,6 +52,8 @@ VERSION: str = importlib.import_module("octavo").__version__
 
 # Rendering and tokenizing release the interpreter's lock.
 _POOL_THREADS = 4
+# Most prompts of a request that wait or are pooled at a time.
+_MOST_POOLED = 256
 
 
 class Context:
@@ -112,10 +117,13 @@ class Context:
 
         Raises:
             QueueFullError: no request could be queued now.
+            InvalidArgumentError: the model generates no text.
             ApiError, ClientGoneError: as BodyReader.read.
         """
         check = functools.partial(self.loop.check_room, 1)
-        return await self.bodies.read(request.scope, request.receive, before_small=check)
+        body = await self.bodies.read(request.scope, request.receive, before_small=check)
+        self.engine.prompts.check_generates()
+        return body
 
     @property
     def materials(self) -> Materials:
@@ -163,6 +171,41 @@ class Context:
         return TextInput(
             read.fields, read.params, read.left_out, [unpacked(prompt) for prompt in read.prompts]
         )
+
+    async def read_pooled(self, request: Request) -> PooledInput:
+        """Read a body whose prompts are pooled: in the pool, or if it is long in another process.
+
+        Raises:
+            OctavoError, ApiError: as `engine`, `read_body` and ReadingProcesses.read.
+        """
+        path, check = self.path_of(request), functools.partial(self.loop.check_room, 1)
+        body = await self.bodies.read(request.scope, request.receive, before_small=check)
+        self.engine.prompts.pooling_for()
+        if len(body) <= LONG_BYTES:
+            return await self.run(request, pooled_input.read_body, self.materials, path, body)
+        read = await self._reading.read(request.scope["octavo.sender"], path, body)
+        assert isinstance(read, ReadPooled)
+        fields = msgspec.json.decode(read.fields, type=pooled_input.POOLED[path])
+        return fields, [unpacked(prompt) for prompt in read.prompts], read.left_out
+
+    async def pool(
+        self, prompts: Sequence[TokenIds], *, cache_salt: str, priority: int
+    ) -> list[RequestOutput]:
+        """Pool prompts, as many at a time as the queue holds, and return their outputs in order.
+
+        Raises:
+            OctavoError: as EngineLoop.submit.
+        """
+        outputs: list[RequestOutput] = []
+        left = list(prompts)
+        while left:
+            num_tokens = itertools.accumulate(len(prompt.listed) for prompt in left)
+            fits = sum(1 for total in num_tokens if total <= self.config.max_num_queued_tokens)
+            num = max(1, min(fits, self.config.max_num_queued_reqs, _MOST_POOLED))
+            wave, left = left[:num], left[num:]
+            generation = await self.generate(wave, POOLED, cache_salt=cache_salt, priority=priority)
+            outputs += await generation.finish()
+        return outputs
 
     async def answer(self, request: Request) -> Response:
         """Answer a body by what is read in it.
@@ -264,7 +307,7 @@ class Context:
                     request_id=request_id,
                     cache_salt=cache_salt,
                     priority=priority,
-                    read_along=prompt_logprobs_start is None,
+                    read_along=prompt_logprobs_start is None and params is not POOLED,
                     prompt_logprobs_start=prompt_logprobs_start,
                     num_shared=num_shared,
                 )

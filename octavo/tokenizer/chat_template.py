@@ -173,15 +173,14 @@ class ChatTemplate:
         settings = others | {"tools": inputs["tools"] is not None, "prompt": add_generation_prompt}
         return ChatText(roles.rendered(inputs["messages"], render, settings), mark)
 
-    def message_text(self, text: str, message_control_tokens: MessageControlTokens = "text") -> ChatText:
-        """Return a user's text as it may stand in a prompt: it writes no control token.
+    def guarded(self, text: str, message_control_tokens: MessageControlTokens = "text") -> ChatText:
+        """Return a user's text, whose control tokens stay text, for a prompt that no template writes.
 
         Raises:
-            ChatTemplateError: it holds a control token that is refused, or is no text that can be written.
+            ChatTemplateError: it holds a control token that is refused.
         """
-        inputs, mark = self._guarded(
-            _inputs([{"role": "user", "content": text}], None, None), message_control_tokens
-        )
+        inputs = {"messages": [{"role": "user", "content": text}]}
+        inputs, mark = self._guarded(inputs, message_control_tokens)
         return ChatText(inputs["messages"][0]["content"], mark)
 
     def _guarded(

@@ -13,9 +13,8 @@ SEARCH_TOOLS = "tool_search_tool_*"
 
 # Fields | APIs | why. A field is written as a path, in which [] stands for each item of a list.
 _FIELDS = """
-safety_identifier | decisions | nothing is kept of it
-user safety_identifier | chat completions responses | the client's own user; nothing is kept of it
-metadata | chat completions messages | a note to the client itself; nothing is kept of it
+user safety_identifier | chat completions responses pooled decisions | the client's own user; nothing is kept of it
+metadata | chat completions messages pooled | a note to the client itself; nothing is kept of it
 store | chat completions responses | answers are not kept
 service_tier | chat completions responses messages | there is one tier; see the field priority
 speed inference_geo | messages | there is one speed, and one place
@@ -28,8 +27,8 @@ options.num_batch options.num_gpu options.main_gpu options.num_thread options.nu
     options.f16_kv options.logits_all options.vocab_only options.use_mmap options.use_mlock
     options.embedding_only | ollama | the model is loaded already
 options.mirostat_tau options.mirostat_eta | ollama | they belong to mirostat, which is refused
-keep_alive | ollama | the model stays loaded
-cache_prompt keep_alive id_slot | chat completions | every prefix is cached, and the model stays loaded
+cache_prompt id_slot | chat completions | every prefix is cached
+keep_alive | chat completions ollama | the model stays loaded
 cache_control messages[].cache_control messages[].content[].cache_control tools[].cache_control |
     chat messages | every prefix is cached
 tools[].function.cache_control | chat | every prefix is cached
