@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.server.api import openapi, server_info
 from octavo.server.api.anthropic.messages_route import messages
+from octavo.server.api.anthropic.probes import hello
 from octavo.server.api.batches import batch_routes
 from octavo.server.api.batches.runner import Runner
 from octavo.server.api.batches.store import Store
@@ -21,6 +22,7 @@ from octavo.server.api.completions import completions
 from octavo.server.api.decisions.decision_route import decisions
 from octavo.server.api.ollama import ollama_info
 from octavo.server.api.ollama.ollama_route import answer as ollama_answer
+from octavo.server.api.ollama.ollama_route import embed
 from octavo.server.api.pooled.pooled_input import POOLED
 from octavo.server.api.pooled.pooled_route import pooled
 from octavo.server.api.responses.response_route import responses
@@ -51,6 +53,7 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/v1/messages/count_tokens", answer),
     ("POST", "/v1/decisions", decisions),
     *(("POST", path, pooled) for path in POOLED),
+    ("GET", "/api/hello", hello),
     ("GET", "/v1/models", server_info.models),
     ("GET", "/v1/models/{name:path}", server_info.model),
     ("POST", "/tokenize", answer),
@@ -73,6 +76,8 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/v1/batches/{name}/cancel", batch_routes.cancel),
     ("POST", "/api/chat", ollama_answer),
     ("POST", "/api/generate", ollama_answer),
+    ("POST", "/api/embed", embed),
+    ("POST", "/api/embeddings", embed),
     ("GET", "/api/tags", ollama_info.tags),
     ("GET", "/api/ps", ollama_info.ps),
     ("GET", "/api/version", ollama_info.version),
@@ -83,7 +88,7 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
 _LACKING = {
     "/v1/responses/": "this server keeps no answers: send all items again",
     "/v1/messages/batches": "octavo run-batch answers a file without a server",
-    "/api/": "of Ollama's API, chat, generate, tags, ps, show and version are served",
+    "/api/": "of Ollama's API, chat, generate, embed, tags, ps, show and version are served",
 }
 # Probes, which come every few seconds.
 _PROBED_PATHS = frozenset({"/health", "/ping", "/ready", "/load", "/metrics"})

@@ -309,6 +309,31 @@ ANY = st.recursive(
 NAMES = sorted({name for kind in POOLED.values() for name in kind.__struct_fields__} | {"user", "x"})
 
 
+def test_ollama_s_embed_equals_embeddings(embedder: Served) -> None:
+    server, _ = embedder
+    texts = ["One.", "Two of them."]
+    expected = [one["embedding"] for one in server.post("/v1/embeddings", {"input": texts}).json()["data"]]
+    name = server.gate.context.model
+    found = server.post("/api/embed", {"model": name, "input": texts, "options": {"num_ctx": 1}})
+    assert found.status_code == 200, found.text
+    assert found.headers["x-octavo-left-out"] == "options"
+    for one, other in zip(found.json()["embeddings"], expected, strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
+    old = server.post("/api/embeddings", {"model": name, "prompt": texts[0], "keep_alive": 0}).json()
+    assert old["embedding"] == pytest.approx(expected[0], abs=1e-5)
+    short = server.post("/api/embed", {"model": name, "input": texts[0], "dimensions": 4}).json()
+    assert len(short["embeddings"][0]) == 4
+    for fields in (
+        {"input": "x", "dimensions": -1},
+        {"input": [1]},
+        {"input": "word " * 9000, "truncate": False},
+        {},
+    ):
+        answer = server.post("/api/embed", {"model": name, **fields})
+        assert (answer.status_code, [*answer.json()]) == (400, ["error"]), answer.text
+    assert server.post("/api/embed", {"model": name, "input": []}).json()["embeddings"] == []
+
+
 @settings(
     max_examples=150,
     deadline=None,

@@ -4,14 +4,16 @@ r"""Rewrites a grammar of texts as one of the same texts within JSON strings: a 
     NAME: /[^"]+/      ->     r_name: (/[[^"]&&[^"\\\x00-\x1f]]+/ | /(?:\\\\|\\n|...)/)+
     LF: "\n"                  r_lf: "\\n"
 
+Before a tag that ends it, a text stands as it is, but each line feed is a terminal of its own.
+
 A lexer decides by the next byte where a terminal ends, and many escapes begin alike. So a terminal that may
 hold escapes becomes a rule of single characters, in which only its last repetition is read in runs.
 """
 
 import json
 import re
-from collections.abc import Iterator
-from typing import NoReturn
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, NoReturn
 
 from octavo.errors import StructuredOutputError
 
@@ -21,15 +23,27 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _PART = re.compile(
-    r"""(?P<open>\((?:\?(?:P?<\w+>|[sm]*:))?)|(?P<close>\))|(?P<repeat>(?:[*+?]|\{\d*,?\d*\})\??)|(?P<or>\|)
-    |(?P<edge>\^|\$|\\[AzZ])|(?P<refused>\\[bB]|\(\?)
+    r"""(?P<refused>\\[bB]|\(\?(?!P?<\w|[sm]*:))|(?P<open>\((?:\?(?:P?<\w+>|[sm]*:))?)|(?P<close>\))|(?P<repeat>(?:[*+?]|\{\d*,?\d*\})\??)|(?P<or>\|)
+    |(?P<edge>\^|\$|\\[AzZ])
     |(?P<atom>\[\^?\]?(?:[^\]\\\[]|\\.|\[:\^?\w+:\])*\]|\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|.)""",
     re.VERBOSE | re.DOTALL,
 )
 _TERMINAL = re.compile(r"\b[A-Z][A-Z0-9_]*\b")
-# Characters that JSON writes as escapes, and how it writes them.
-_ESCAPED = {character: json.dumps(character)[1:-1] for character in ['"', "\\", *map(chr, range(0x20))]}
-_PLAIN = r'[^"\\\x00-\x1f]'
+
+
+class _Writing(NamedTuple):
+    """How a text is written where it stands: some characters by others, and a class of those that stay."""
+
+    by: Mapping[str, str]
+    plain: str
+
+
+_JSON = _Writing(
+    {character: json.dumps(character)[1:-1] for character in ['"', "\\", *map(chr, range(0x20))]},
+    r'[^"\\\x00-\x1f]',
+)
+# A tag that ends the text begins a line, and no run may swallow it.
+_LINES = _Writing({"\n": "\n"}, r"[^\n]")
 # llguidance's own terminals: those that hold such characters, and those that do not.
 _COMMON = {
     "LF": r"\n",
@@ -50,27 +64,28 @@ def tokens(source: str) -> Iterator[tuple[str, str]]:
         yield found.lastgroup or "other", found[0]
 
 
-def in_json_strings(source: str) -> str:
-    """Return the grammar of what stands between the quotes of a JSON string.
+def written(source: str, *, in_json: bool) -> str:
+    """Return the grammar of the texts between the quotes of a JSON string, or else as they are before a tag.
 
     Raises:
         StructuredOutputError: it has a part that cannot be rewritten.
     """
-    return "".join(_rewritten(kind, text) for kind, text in tokens(source))
+    writing = _JSON if in_json else _LINES
+    return "".join(_rewritten(kind, text, writing) for kind, text in tokens(source))
 
 
-def _rewritten(kind: str, text: str) -> str:
+def _rewritten(kind: str, text: str, writing: _Writing) -> str:
     if kind == "text":
-        return _literal(text)
+        return _literal(text, writing)
     if kind == "regex":
         body, _, flags = text[1:].rpartition("/")
-        return _regex(body.replace(r"\/", "/"), flags)
+        return _regex(body.replace(r"\/", "/"), flags, writing)
     if kind == "import":
         name, _, alias = (part.strip() for part in text.partition("common.")[2].partition("->"))
         if name in _HARMLESS.split():
             return f"%import common.{name}\n{_rule(alias or name)}: {name}"
         if name in _COMMON:
-            return f"{_rule(alias or name)}: {_regex(_COMMON[name], '')}"
+            return f"{_rule(alias or name)}: {_regex(_COMMON[name], '', writing)}"
         _refuse(text)
     if kind == "comment":
         return ""
@@ -83,23 +98,23 @@ def _rule(terminal: str) -> str:
     return f"r_{terminal.lower()}"
 
 
-def _literal(text: str) -> str:
+def _literal(text: str, writing: _Writing) -> str:
     body, _, flag = text.rpartition('"')
     try:
         inner: str = json.loads(f'{body}"')
     except ValueError as error:
         raise StructuredOutputError(f"the text {text[:80]} is malformed: {error}") from error
-    written = json.dumps(inner, ensure_ascii=False)[1:-1]
-    if flag and written != inner:
+    outer = "".join(writing.by.get(character, character) for character in inner)
+    if flag and outer != inner:
         _refuse(text)
-    return json.dumps(written, ensure_ascii=False) + flag
+    return json.dumps(outer, ensure_ascii=False) + flag
 
 
-def _regex(pattern: str, flags: str) -> str:
+def _regex(pattern: str, flags: str, writing: _Writing) -> str:
     """Return a regular expression, or the same as a row of a rule if it may hold escapes."""
     parts = [(str(found.lastgroup), found[0]) for found in _PART.finditer(pattern)]
     dot_all = "s" in flags or any(kind == "open" and "s" in text.partition("?")[2] for kind, text in parts)
-    atoms = [_atom(text, dot_all) for kind, text in parts if kind == "atom"]
+    atoms = [_atom(text, dot_all, writing) for kind, text in parts if kind == "atom"]
     if any(kind == "refused" for kind, _ in parts) or (any(held for _, held in atoms) and "i" in flags):
         _refuse(pattern)
     rest = iter(atoms)
@@ -108,32 +123,36 @@ def _regex(pattern: str, flags: str) -> str:
         return f"/{_slashed(kept)}/{flags}"
     last = max(at for at, (kind, _) in enumerate(parts) if kind == "atom")
     is_run = parts[last + 1 : last + 2] != [] and parts[last + 1][1] in ("*", "+")
-    written = []
+    row = []
     for at, (kind, text) in enumerate(parts):
         if kind == "atom":
-            written.append(_characters(*next(rest), is_run=is_run and at == last))
+            row.append(_characters(*next(rest), is_run=is_run and at == last))
         elif kind != "edge":
-            written.append("(" if kind == "open" else text[:1] if text[0] in "*+?" else text)
-    return f"({' '.join(written)})"
+            row.append("(" if kind == "open" else text[:1] if text[0] in "*+?" else text)
+    return f"({' '.join(row)})"
 
 
-def _atom(atom: str, dot_all: bool) -> tuple[str, list[str]]:
+def _atom(atom: str, dot_all: bool, writing: _Writing) -> tuple[str, list[str]]:
     """Return what matches an atom's characters that JSON writes as they are, and the escapes of the others."""
     if len(atom) == 1 and atom != ".":
-        return ("", [_ESCAPED[atom]]) if atom in _ESCAPED else (re.escape(atom), [])
+        return ("", [writing.by[atom]]) if atom in writing.by else (re.escape(atom), [])
     characters = (r"[\s\S]" if dot_all else r"[^\n]") if atom == "." else atom
     try:
-        held = [written for one, written in _ESCAPED.items() if re.fullmatch(characters, one)]
+        held = [outer for one, outer in writing.by.items() if re.fullmatch(characters, one)]
     except re.error as error:
-        raise StructuredOutputError(f"{atom[:80]} cannot be used within JSON: {error}") from error
-    return f"[{characters}&&{_PLAIN}]" if held or characters[:1] == "[" else characters, held
+        raise StructuredOutputError(f"{atom[:80]} cannot be used in a custom tool's text: {error}") from error
+    return f"[{characters}&&{writing.plain}]" if held or characters[:1] == "[" else characters, held
 
 
 def _characters(plain: str, held: list[str], *, is_run: bool) -> str:
-    escapes = "|".join(map(re.escape, held))
+    escapes = "|".join(map(_escaped, held))
     if is_run and held:
         return f"(/{_slashed(plain)}+/ | /(?:{_slashed(escapes)})/)"
     return f"/(?:{_slashed('|'.join(filter(None, (plain, escapes))))})/"
+
+
+def _escaped(text: str) -> str:
+    return re.escape(text).replace("\\\n", r"\n")
 
 
 def _slashed(pattern: str) -> str:
@@ -141,4 +160,4 @@ def _slashed(pattern: str) -> str:
 
 
 def _refuse(what: str) -> NoReturn:
-    raise StructuredOutputError(f"{what.strip()[:80]!r} cannot be used in a text within JSON")
+    raise StructuredOutputError(f"{what.strip()[:80]!r} cannot be used in the grammar of a custom tool")

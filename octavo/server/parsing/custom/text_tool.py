@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from octavo.errors import StructuredOutputError
-from octavo.server.parsing.custom.lark_text import in_json_strings, tokens
+from octavo.server.parsing.custom.lark_text import tokens, written
 from octavo.server.parsing.xml_values import END_PARAMETER, PARAMETER
 
 INPUT = "input"
@@ -37,12 +37,12 @@ def lark_rules(rule: str, schema: Mapping[str, Any] | None, *, is_xml: bool) -> 
     if not isinstance(schema, TextParameters) or schema.lark is None:
         return None
     _check(schema.lark)
+    around = (f'{{"{INPUT}": "', '"}')
     if is_xml:
-        around, source = (f"{PARAMETER}{INPUT}>\n", f"\n{END_PARAMETER}\n"), schema.lark
-    else:
-        around, source = (f'{{"{INPUT}": "', '"}'), in_json_strings(schema.lark)
-    begin, end = map(json.dumps, around)
-    return [f"{rule}: {begin} {rule}_text {end}", f"{rule}_text: %lark {{\n{source}\n}}"]
+        around = (f"{PARAMETER}{INPUT}>\n", "\n", f"{END_PARAMETER}\n")
+    begin, *end = map(json.dumps, around)
+    source = written(schema.lark, in_json=not is_xml)
+    return [f"{rule}: {begin} {rule}_text {' '.join(end)}", f"{rule}_text: %lark {{\n{source}\n}}"]
 
 
 def _check(source: str) -> None:
