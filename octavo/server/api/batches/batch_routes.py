@@ -27,7 +27,7 @@ class BatchCreate(RequestBody, forbid_unknown_fields=True, kw_only=True):
     api: ClassVar[str] = "batches"
 
     input_file_id: str
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
     completion_window: Literal["24h"]
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
 
