@@ -25,6 +25,7 @@ from octavo.server.api.ollama.ollama_route import answer as ollama_answer
 from octavo.server.api.ollama.ollama_route import embed
 from octavo.server.api.pooled.pooled_input import POOLED
 from octavo.server.api.pooled.pooled_route import pooled
+from octavo.server.api.responses.kept_routes import KEPT_ROUTES
 from octavo.server.api.responses.response_route import responses
 from octavo.server.api_errors import ApiError, as_api_error
 from octavo.server.config import ServerConfig
@@ -65,6 +66,7 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("GET", "/metrics", server_info.metrics),
     ("GET", "/version", server_info.version),
     ("GET", "/openapi.json", openapi.document),
+    *KEPT_ROUTES,
     ("POST", "/v1/files", batch_routes.upload),
     ("GET", "/v1/files", batch_routes.files),
     ("GET", "/v1/files/{name}", batch_routes.file),
@@ -86,7 +88,6 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
 )
 # How routes of other servers begin, and what to do without them.
 _LACKING = {
-    "/v1/responses/": "this server keeps no answers: send all items again",
     "/v1/messages/batches": "octavo run-batch answers a file without a server",
     "/api/": "of Ollama's API, chat, generate, embed, tags, ps, show and version are served",
 }

@@ -20,6 +20,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.server.api.pooled import pooled_input
 from octavo.server.api.pooled.pooled_input import PooledInput
 from octavo.server.api.prompt_tokens import Prompts
+from octavo.server.api.responses.response_store import ResponseStore
 from octavo.server.api.sampling import Defaults
 from octavo.server.api.sse import EventStream, EventWriter, time_to_look
 from octavo.server.api.structs import RequestId
@@ -66,6 +67,7 @@ class Context:
         created: when the server started, seconds since 1970.
         bodies: reads requests.
         metrics: counts them.
+        store: keeps answers, or None.
         num_restarts: processes before this one whose engine died.
         traces: makes spans, or None.
         batches: runs batches, or None if there is no folder for them.
@@ -83,6 +85,8 @@ class Context:
         self.metrics = Metrics(loop, model, num_restarts)
         self.num_restarts = num_restarts
         self.batches: Runner | None = None
+        most = config.response_store_mib << 20
+        self.store = ResponseStore(most, config.response_store_s) if most else None
         endpoint = config.otlp_traces_endpoint
         self.traces = None if endpoint is None else Traces(endpoint, model)
         self._numbers = itertools.count()

@@ -1,4 +1,4 @@
-"""/v1/responses as coding agents use it: namespaces, texts, choices, sealed reasoning, histories, failures."""
+"""/v1/responses as coding agents use it: namespaces, texts, sealed reasoning, histories, failures."""
 
 import json
 from collections.abc import Callable, Iterator
