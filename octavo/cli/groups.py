@@ -14,7 +14,7 @@ _TITLES = (
 GROUPS = {title: Group(title, sort_key=index) for index, title in enumerate(_TITLES.split(", "))}
 
 ENGINE = {
-    "Model": "model load_format dtype quantization max_model_len seed generation_config "
+    "Model": "model task load_format dtype quantization max_model_len seed generation_config "
     "message_control_tokens",
     "Memory and cache": "memory_fraction num_blocks block_size kv_cache_dtype enable_prefix_caching "
     "kept_cache_fraction",
@@ -31,7 +31,7 @@ SERVER = {
     "queue_timeout_s write_timeout_s sse_keep_alive_s step_deadline_s shutdown_timeout",
     "Restarts": "restart max_restarts restart_window_s",
     "Parallelism": "replicas",
-    "Answers": "tool_call_parser reasoning_parser",
+    "Answers": "tool_call_parser reasoning_parser batch_dir",
     "Memory and cache": "canonical_prompts",
     "Logging": "access_log log_format log_prompt_excerpts otlp_traces_endpoint",
 }

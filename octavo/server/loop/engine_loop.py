@@ -129,6 +129,8 @@ class EngineLoop:
         priority: int = 0,
         read_along: bool = True,
         keep_cached: bool = False,
+        prompt_logprobs_start: int | None = None,
+        num_shared: int = 0,
     ) -> Stream:
         """Queue a request.
 
@@ -140,6 +142,8 @@ class EngineLoop:
             priority: of requests that wait, lower numbers are admitted first.
             read_along: whether the tokens are read as they come.
             keep_cached: as in Engine.add_request.
+            prompt_logprobs_start: as in Engine.add_request.
+            num_shared: prompt tokens that another request counts, which has been submitted before.
 
         Raises:
             PromptError, SamplingParamsError, InvalidArgumentError: as Engine.add_request.
@@ -168,6 +172,8 @@ class EngineLoop:
                 keep_cached=keep_cached,
                 submitted_s=submitted_s,
                 grammar=grammar,
+                prompt_logprobs_start=prompt_logprobs_start,
+                num_shared=num_shared,
             )
             self._check_ready()
             self._jobs.add(job)

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from octavo.config import MessageControlTokens
 from octavo.engine.prompt_reader import PromptReader, TokenIds
+from octavo.pooling import Pooling
 from octavo.sampling_params import SamplingParams
 from octavo.server.api.prompt_tokens import Prompts
 from octavo.server.api.sampling import Defaults
@@ -38,6 +39,7 @@ class Outline(Struct, kw_only=True):
     reasoning_parser: ReasoningParser
     canonical_prompts: bool
     defaults: dict[str, int | float]
+    pooling: Pooling | None
 
     @classmethod
     def of(cls, model: str, reader: PromptReader, config: ServerConfig, defaults: Defaults) -> "Outline":
@@ -53,6 +55,7 @@ class Outline(Struct, kw_only=True):
             reasoning_parser=config.reasoning_parser,
             canonical_prompts=config.canonical_prompts,
             defaults=dict(defaults),
+            pooling=reader.pooling,
         )
 
     @classmethod
@@ -73,6 +76,7 @@ class Outline(Struct, kw_only=True):
             max_model_len=self.max_model_len,
             num_kv_tokens=self.num_kv_tokens,
             message_control_tokens=self.message_control_tokens,
+            pooling=self.pooling,
         )
         formats = formats_of(tokenizer, self.tool_call_parser, self.reasoning_parser)
         prompts = Prompts(reader, is_canonical=self.canonical_prompts)
@@ -161,6 +165,14 @@ class ReadTexts(Struct, tag=True):
     prompts: list[bytes]
 
 
+class ReadPooled(Struct, tag=True):
+    """A body that was read to be pooled: what its answer needs, as JSON, and its prompts."""
+
+    fields: bytes
+    left_out: tuple[str, ...]
+    prompts: list[bytes]
+
+
 class ReadAnswer(Struct, tag=True):
     """A whole answer."""
 
@@ -177,7 +189,7 @@ class Refusal(Struct, tag=True):
     frames: str = ""
 
 
-Reply = ReadChat | ReadTexts | ReadAnswer | Refusal
+Reply = ReadChat | ReadTexts | ReadPooled | ReadAnswer | Refusal
 
 
 def packed(prompt: TokenIds) -> bytes:
