@@ -301,8 +301,8 @@ def candidates(
         choice, experts = choices[i], layers.experts[i]
         up, down = experts.rows["few"]
         if is_gated:
-            return up.part("few_gate_up")(rows, experts.gate_up, choice.experts, experts.activation, tiling)
-        return down.part("few_down")(rows, experts.down, choice, None, tiling)
+            return up.part("pair_gate_up")(rows, experts.gate_up, choice.experts, experts.activation, tiling)
+        return down.part("pair_down")(rows, experts.down, choice, None, tiling)
 
     if num_tokens <= 4:
         tilings = few_candidates(is_gated=is_gated, form=shape.form)

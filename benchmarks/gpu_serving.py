@@ -74,6 +74,8 @@ def measure(arguments: argparse.Namespace) -> Figures:
     vllm = None
     if arguments.peer == "vllm":
         settings = {"model": size, "kv_cache_dtype": kv_cache_dtype, "runs": arguments.runs}
+        if arguments.generation:
+            settings["attention_backend"] = "TRITON_ATTN"
         if arguments.quantization != "auto":
             weights = {"fp8": {"quantization": "fp8"}, "int4": {"fields": {"quantization_config": GPTQ}}}
             settings |= weights[arguments.quantization]

@@ -181,6 +181,23 @@ def gpu_http() -> str:
     return table(header, rows) + files(name)
 
 
+def portable() -> str:
+    """The portable tier beside the Hopper tier of the same machine and commit."""
+    rows, machine = [], "h200-43f51e33-gpu_serving"
+    names = [f"{machine}-0.6b-generation-8", f"{machine}-8b-generation-8"]
+    for model, name, workloads in (
+        ("0.6B", names[0], ("single", "mid", "nano", "shared")),
+        ("8B", names[1], ("single", "mid")),
+    ):
+        for workload in workloads:
+            own, _, peer = serving_figures(name, workload)
+            hopper, *_ = serving_figures(name.removesuffix("-generation-8"), workload)
+            cells_of = [number(own), number(hopper), f"{own / hopper:.2f}", number(peer) if peer else ""]
+            rows.append([f"Qwen3-{model}: {GPU_WORKLOADS[workload]}", *cells_of])
+    header = ["tokens/s", "portable", "Hopper tier", "ratio", "vLLM 0.26, all of Hopper"]
+    return table(header, rows) + files(*names, f"{machine}-0.6b", f"{machine}-8b")
+
+
 def forest() -> str:
     name, rows = "h200-7d5c172-gpu_forest", []
     results = load(name)["results"]
@@ -243,6 +260,7 @@ TABLES: dict[str, Callable[[], str]] = {
         cpu,
         cpu_gpt_oss,
         small_model,
+        portable,
         open_loop,
         gpu_http,
         forest,

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from linked_venv import PROJECT, ROOT, LinkedVenv
 
+SERVING = ROOT / "docs" / "serving.md"
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "log.md")]
 # What is not run is parsed: flags that do not exist are found, and files of deploy/ must be there.
 NOT_RUN = {
@@ -182,16 +183,29 @@ def is_run(command: str) -> bool:
     return reason(command) is None and not INSTALLS.match(command)
 
 
+def is_guest(path: Path) -> bool:
+    """Whether a page installs nothing: it is read beside a server that runs as docs/serving.md says."""
+    installs = any(command.startswith(("make demo", "python3 -m venv")) for command in ALL[path])
+    return not installs and any(map(is_run, ALL[path]))
+
+
+def commands_to_run(path: Path) -> list[str]:
+    """A page's commands; those of all guests come where docs/serving.md has installed what it serves with."""
+    found = ALL[path]
+    if path != SERVING:
+        return found
+    return [*found[:4], *(command for guest in filter(is_guest, ALL) for command in ALL[guest]), *found[4:]]
+
+
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    "path", [path for path, found in ALL.items() if any(map(is_run, found))], ids=lambda path: path.name
+    "path",
+    [path for path, found in ALL.items() if any(map(is_run, found)) and not is_guest(path)],
+    ids=lambda path: path.name,
 )
 def test_commands_run_in_the_order_of_their_page(path: Path, tmp_path: Path) -> None:
     shell = Shell(tmp_path)
-    found = ALL[path]
-    if not any(command.startswith(("make demo", "python3 -m venv")) for command in found):
-        # Such a page is read beside a server that runs as this one says.
-        found = [*ALL[ROOT / "docs" / "serving.md"][:4], *found]
+    found = commands_to_run(path)
     questions = [command for command in found if command.startswith("curl")]
     # The last one of a page: whatever was to be installed for it has been by then.
     server = max((i for i, command in enumerate(found) if re.match(SERVERS, command)), default=None)

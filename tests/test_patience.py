@@ -13,8 +13,8 @@ import pytest
 from octavo import patience as octavo_patience
 from octavo.attention.cpu.c_calls import ATTENTION
 from octavo.child_process import ChildProcess
-from octavo.kernels.c import compile as compiling
-from octavo.kernels.c.compile import KernelUnavailableError
+from octavo.kernels.c import compiler as compiling
+from octavo.kernels.c.compiler import KernelUnavailableError, Library
 from octavo.patience import Patience, communicate, work_of
 
 pytestmark = pytest.mark.skipif(
@@ -34,9 +34,9 @@ def start(code: str) -> "subprocess.Popen[str]":
 @pytest.mark.parametrize("form", ["{}", THROUGH_A_CHILD], ids=["itself", "a child"])
 def test_what_works_is_waited_for(form: str) -> None:
     """It takes several times as long as it may stand still."""
-    code = WORK.format(3) + "print('done')"
+    code = WORK.format(2) + "print('done')"
     with start(code if form == "{}" else form.format(code)) as process:
-        assert communicate(process, idle_s=1.5, busy_s=60)[0] == "done\n"
+        assert communicate(process, idle_s=0.8, busy_s=60)[0] == "done\n"
 
 
 def test_what_stands_still_is_ended() -> None:
@@ -112,10 +112,11 @@ def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     return make
 
 
-def test_a_slow_compiler_is_waited_for(compiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "_IDLE_S", 1.5)
-    compiler(WORK.format(2))
-    compiling.load_library(ATTENTION)
+def test_a_slow_compiler_is_waited_for(compiler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(compiling, "_IDLE_S", 0.8)
+    compiler(WORK.format(1.2))
+    (tmp_path / "one.c").write_text("int one(void) { return 1; }\n")
+    assert compiling.load_library(Library("one", (tmp_path / "one.c",), ())).one() == 1
 
 
 def test_a_compiler_that_stands_still_is_an_error(compiler, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ def run_compile(model: str | None, config: EngineConfig, *, quiet: bool) -> None
     from octavo.attention.cpu.c_calls import unsupported_reason
     from octavo.engine.memory import gib
     from octavo.gemm.cpu.library import compile_failure
-    from octavo.kernels.c.compile import cache_folder
+    from octavo.kernels.c.compiler import cache_folder
 
     begun = time.perf_counter()
     llm = load(config, quiet=quiet)

@@ -1,5 +1,6 @@
 """Which experts a token goes to: the operand that makes a product of matrices one of experts."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
@@ -16,3 +17,21 @@ class Choice(NamedTuple):
 
     experts: Tensor
     weights: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How experts are scored and weighed, where that is more than a softmax of logits.
+
+    Attributes:
+        is_sigmoid: a score is the sigmoid of its logit, not a softmax over all.
+        bias: [E] float32, added to scores for the choice alone, or None.
+        groups: experts fall into so many groups, one after the other, and are chosen from so many of them:
+            those with the largest sums of two scores; None: from all.
+        factor: of a token's weights.
+    """
+
+    is_sigmoid: bool = False
+    bias: Tensor | None = None
+    groups: tuple[int, int] | None = None
+    factor: float = 1.0

@@ -60,7 +60,7 @@ class GpuLinear:
             return product.run(hidden, self.weight, self.bias, **options)
         if not product.rounds:
             return self._multiply(product, norm(hidden, delta), activation, None)
-        from octavo.kernels.quantise import quantise_rows
+        from octavo.kernels.rms_norm import quantise_rows
 
         width = self._scale_width(product)
         rows, scales = quantise_rows(hidden, norm.weight, norm.eps, delta=norm.whole(delta), width=width)
@@ -89,7 +89,7 @@ class GpuLinear:
             return out if activation is None else activate_and_multiply(out, activation)
         if not product.rounds:
             return product.run(x, self.weight, self.bias, activation=activation, residual=residual)
-        from octavo.kernels.quantise import quantise_rows
+        from octavo.kernels.rms_norm import quantise_rows
 
         rows, scales = quantise_rows(x, width=self._scale_width(product))
         return self._multiply_rounded(product, rows, scales, x.dtype, activation, residual)

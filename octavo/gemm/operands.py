@@ -5,7 +5,7 @@ from torch import Tensor
 
 from octavo.errors import InvalidArgumentError, suggest
 from octavo.kernels.activation import NAMES
-from octavo.kernels.rows import new_rows
+from octavo.kernels.padded_rows import new_rows
 
 
 def check_operands(

@@ -77,7 +77,7 @@ class StackedExperts:
             weight      [E, 2 n, K] = [gate | up], or of down [E, H, K]
             choice      each token's k experts; nothing is read of those that are E or more
             out         contiguous [T k, n]; for down [T, H], sums over a token's experts times their weights
-            activation  of gate and up, see `few_gate_up`; None for down
+            activation  of gate and up, see `pair_gate_up`; None for down
             adds        whether sums are added to out, whose rows may then be any stride apart
         """
         gate_up, down, products = self.gate_up, self.down, self.rows["gemv"]
@@ -93,8 +93,8 @@ class StackedExperts:
         assert up.tiling is not None, "a row of `few` without a tiling"
         assert down.tiling is not None, "a row of `few` without a tiling"
         up_tiling, down_tiling = up.tiling(self.gate_up), down.tiling(self.down)
-        inner = up.part("few_gate_up")(x, self.gate_up, choice.experts, self.activation, up_tiling)
-        return down.part("few_down")(inner, self.down, choice, residual, down_tiling)
+        inner = up.part("pair_gate_up")(x, self.gate_up, choice.experts, self.activation, up_tiling)
+        return down.part("pair_down")(inner, self.down, choice, residual, down_tiling)
 
     def grouped(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Sort the pairs by expert, and run each expert's rows together."""
@@ -115,7 +115,7 @@ class StackedExperts:
     def rounded(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Round rows to float8, as weights are, and run each expert's rows together."""
         from octavo.gemm.portable.experts.sort_pairs import sort_pairs
-        from octavo.kernels.quantise import quantise_rows
+        from octavo.kernels.rms_norm import quantise_rows
 
         (product, _), per_expert = self.rows["rounded"], self.rows_per_expert(choice)
         assert product.tiling is not None, "a row of `rounded` without a tiling"

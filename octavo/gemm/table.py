@@ -82,13 +82,13 @@ EXPERT_LAYERS: Mapping[str, Layer] = MappingProxyType({
     "blocks": Layer(why=_ONCE, form="packed", dtypes=_HALF, blank=PackedStack),
 })  # fmt: skip
 
-_gemv = partial(Product, "gemv", "hopper.floats.dense_gemv:gemv_linear", rows=(1, 1), norms=1, streams=True,
+_gemv = partial(Product, "gemv", "hopper.floats.float_gemv:gemv_linear", rows=(1, 1), norms=1, streams=True,
                 generation=_HOPPER, misfit=dense_gemv_tiling.misfit)  # fmt: skip
 _skinny = partial(Product, "skinny", "portable.skinny:skinny_linear", norms=4)
 _hopper = partial(Product, "hopper", "hopper.floats.dense_gemm:hopper_linear", generation=_HOPPER)
 _hopper_floats = partial(_hopper, refuses=lambda x, w, is_gated: dense_gemm_tiling.misfit(x, w))
 _hopper_float8 = partial(_hopper, misfit=dense_gemm_tiling.float8_misfit, rounds="rows")
-_many = partial(Product, "many", "hopper.float8.many_gemm:many_linear", rounds="rows",
+_many = partial(Product, "many", "hopper.float8.persistent_gemm:many_linear", rounds="rows",
                 generation=_HOPPER, misfit=many_tiling.misfit)  # fmt: skip
 _float8 = partial(Product, "float8", "portable.float8_gemm:float8_linear", rounds="rows")
 _torch = partial(Product, "torch", "portable.torch_gemm:float8_linear", rounds="tiles")
@@ -164,10 +164,10 @@ _STREAMS = "streams the experts of a token through persistent programs"
 _stream = partial(Product, "gemv", generation=_HOPPER, streams=True)
 _few = partial(Product, "few", mixes=True, why="each pair of a token and an expert by itself, unsorted")
 _grouped = partial(Product, "grouped", mixes=True, why="pairs sorted by expert: each is read once")
-_float_stream = partial(_stream, launch="hopper.floats.expert_gemv", why=_STREAMS,
+_float_stream = partial(_stream, launch="hopper.floats.float_gemv", why=_STREAMS,
                         refuses=lambda x, w, k, summed: expert_gemv_tiling.misfit(x, w, summed))  # fmt: skip
-_FLOAT_FEW = _few(launch="portable.experts.pairs", rows=(0, 4), tiling=expert_tiling.float_pair_tiling)
-_FLOAT_GROUPED = _grouped(launch="portable.experts.grouped", tiling=expert_tiling.float_grouped_tiling)
+_FLOAT_FEW = _few(launch="portable.experts.pair_gemv", rows=(0, 4), tiling=expert_tiling.float_pair_tiling)
+_FLOAT_GROUPED = _grouped(launch="portable.experts.grouped_gemm", tiling=expert_tiling.float_grouped_tiling)
 
 # Form of experts -> products, the fastest first; `rows` are tokens. deterministic=True takes "grouped" alone.
 EXPERTS: Mapping[str, tuple[Product, ...]] = MappingProxyType({
@@ -175,26 +175,26 @@ EXPERTS: Mapping[str, tuple[Product, ...]] = MappingProxyType({
     "float8": (
         _float_stream(rows=(1, 4)),
         _FLOAT_FEW,
-        Product("rounded", "portable.experts.grouped", tiling=expert_tiling.rounded_tiling,
+        Product("rounded", "portable.experts.grouped_gemm", tiling=expert_tiling.rounded_tiling,
                 why="pairs sorted by expert: each is read once; rows become float8, too"),
         _FLOAT_GROUPED,
     ),
     "mxfp4": (
         _stream(launch="hopper.mxfp4.mxfp4_gemv", rows=(1, 1), why=_STREAMS,
                 refuses=lambda x, w, k, summed: mxfp4_gemv_tiling.misfit(x, w, k)),
-        _few(launch="portable.experts.mxfp4_gemm", rows=(0, 4), tiling=expert_tiling.mxfp4_pair_tiling),
-        Product("persistent", "hopper.mxfp4.mxfp4_rows", generation=_HOPPER, above=48,
+        _few(launch="portable.experts.grouped_gemm", rows=(0, 4), tiling=expert_tiling.mxfp4_pair_tiling),
+        Product("persistent", "hopper.mxfp4.mxfp4_persistent", generation=_HOPPER, above=48,
                 refuses=lambda x, w, k, summed: mxfp4_rows_tiling.misfit(x, w),
                 tiling=mxfp4_rows_tiling.mxfp4_many_tiling_for,
                 why="TMA and wgmma in persistent programs: faster above 48 rows of an expert (H100)"),
-        _grouped(launch="portable.experts.mxfp4_gemm", tiling=expert_tiling.mxfp4_grouped_tiling),
+        _grouped(launch="portable.experts.grouped_gemm", tiling=expert_tiling.mxfp4_grouped_tiling),
     ),
     "packed": (
-        _stream(launch="hopper.packed.packed_expert_gemv", rows=(1, 1),
+        _stream(launch="hopper.packed.packed_gemv", rows=(1, 1),
                 refuses=lambda x, w, k, summed: packed_expert_tiling.misfit(x, w, summed),
                 why=f"{_STREAMS}; integers on tensor cores, 4 bits in groups of 128"),
-        _few(launch="portable.experts.packed_pairs", rows=(0, 2), where=lambda w: w.group >= PLANE,
+        _few(launch="portable.experts.grouped_gemm", rows=(0, 2), where=lambda w: w.group >= PLANE,
              tiling=expert_tiling.packed_pair_tiling),
-        _grouped(launch="portable.experts.packed_grouped", tiling=expert_tiling.packed_grouped_tiling),
+        _grouped(launch="portable.experts.grouped_gemm", tiling=expert_tiling.packed_grouped_tiling),
     ),
 })  # fmt: skip

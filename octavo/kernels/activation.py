@@ -8,7 +8,7 @@ from octavo.errors import InvalidArgumentError, suggest
 from octavo.kernels.clamped_swiglu import LIMIT, SLOPE
 from octavo.kernels.clamped_swiglu import NAME as CLAMPED
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
-from octavo.kernels.rows import new_rows
+from octavo.kernels.padded_rows import new_rows
 
 NAMES = ("silu", "gelu", "gelu_tanh")
 _ALL_NAMES = (*NAMES, CLAMPED)

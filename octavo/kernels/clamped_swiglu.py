@@ -1,4 +1,4 @@
-"""gpt-oss's activation of experts: a gated product whose factors are bounded.
+"""gpt-oss's activation of experts: a gated product with bounded factors.
 
 (up + 1) * gate * sigmoid(SLOPE * gate), with gate <= LIMIT and -LIMIT <= up <= LIMIT
 """

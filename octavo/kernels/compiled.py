@@ -1,8 +1,8 @@
-"""Kernels compiled ahead, side by side, before the first of them runs; imported only where Triton runs.
+"""Kernels compiled ahead, in parallel, before the first of them runs; imported only where Triton runs.
 
 Triton compiles a kernel when it is launched for the first time: half a second each, one after the other. Here
-launches are first gone through without running anything, and what misses is compiled by as many threads as
-there are cores. Threads do: most of the time goes to LLVM and ptxas, which let other threads run.
+all launches are first made without running anything, and missing kernels are compiled by as many threads as
+there are cores. Threads suffice: most of the time goes to LLVM and ptxas, which let other threads run.
 """
 
 import os
@@ -17,7 +17,7 @@ from triton import knobs
 
 from octavo.kernels.launch import dry_run
 
-# Threads beyond wait for the interpreter.
+# More threads would wait for the interpreter's lock.
 _MAX_THREADS = 16
 
 

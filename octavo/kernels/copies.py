@@ -8,7 +8,7 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """Return a host array as a tensor on the device; on a CPU the two share memory."""
     tensor = torch.from_numpy(array)
     if device.type == "cuda":
-        # Copies from memory that is not pinned wait for what the device is doing.
+        # A copy from memory that is not pinned would wait for the device.
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
 

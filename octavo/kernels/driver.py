@@ -1,14 +1,14 @@
 """Device memory that several processes map, by NVIDIA's driver itself.
 
-PyTorch shares tensors too, but counts who uses them in files that a killed process leaves behind; and its
-symmetric memory numbers meetings by process, so that a process with a second engine never meets a fresh rank.
+PyTorch shares tensors too, but counts their users in files that a killed process leaves behind; and its
+symmetric memory numbers rendezvous by process, so a process with a second engine never meets a fresh rank.
 """
 
 import ctypes
 from functools import cache
 from typing import Any
 
-# Let the current GPU reach the memory of the one that it lies on.
+# Let the current GPU access the memory of the GPU that owns it.
 _ENABLE_PEER_ACCESS = 1
 HANDLE_BYTES = 64
 
@@ -21,7 +21,7 @@ def allocate(num_bytes: int) -> int:
     """Allocate memory of the current device, all zero, and return its address.
 
     Raises:
-        RuntimeError: the driver said no.
+        RuntimeError: the driver refused.
     """
     address = ctypes.c_uint64()
     _call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(num_bytes))
@@ -34,7 +34,7 @@ def export(address: int) -> bytes:
     """Return a handle of allocated memory, HANDLE_BYTES long, by which other processes map it.
 
     Raises:
-        RuntimeError: the driver said no.
+        RuntimeError: the driver refused.
     """
     handle = _Handle()
     _call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(address))
@@ -45,7 +45,7 @@ def open_handle(handle: bytes) -> int:
     """Map another process' memory for the current device, and return its address here.
 
     Raises:
-        RuntimeError: the driver said no.
+        RuntimeError: the driver refused.
     """
     address = ctypes.c_uint64()
     own = _Handle.from_buffer_copy(handle)

@@ -6,15 +6,16 @@ Programmatic dependent launch lets a kernel start, and load weights, while the o
     kernel B     weights ...... wait_for_previous()   | reads what A wrote
 
 Every kernel launched so must wait before it reads or writes anything that another kernel may touch, and must
-wait even if it has nothing to read: its own end tells the kernel after it that all before it have ended. What
-was written before the last kernel that was launched normally has no need of it: decode attention reads its
-map and the keys of earlier steps so.
+wait even if it has nothing to read: its own end tells the kernel after it that all before it have ended. No
+wait is needed for data that was written before the last normally launched kernel: decode attention reads its
+map and the keys of earlier steps that way.
 """
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeVar
 
 import triton
 import triton.language as tl
@@ -22,6 +23,8 @@ from torch import Tensor
 
 from octavo.kernels.device import can_overlap
 from octavo.kernels.repeat import running
+
+_Values = TypeVar("_Values", bound=tuple[Any, ...])
 
 
 class _Mode(threading.local):
@@ -55,9 +58,9 @@ def is_dry_run() -> bool:
     return _mode.is_dry
 
 
-# Benchmarks switch it off to see what it brings.
+# Benchmarks switch it off to measure its effect.
 OVERLAP = True
-# Made once: a launch copies them.
+# Made once, since every launch copies them.
 _TOGETHER = {"OVERLAP": True, "launch_pdl": True}
 _APART = {"OVERLAP": False}
 
@@ -74,9 +77,15 @@ def overlap_options(tensor: Tensor) -> dict[str, bool]:
         tensor: lives where the kernel will run.
 
     Returns:
-        Keyword arguments of a launch; not to be changed.
+        Keyword arguments of a launch; callers must not change them.
     """
     return _TOGETHER if overlaps(tensor) else _APART
+
+
+@lru_cache(maxsize=None, typed=True)
+def constants(values: _Values) -> _Values:
+    """Return a named tuple of a kernel's constants, known when it is compiled; made once for equal values."""
+    return values._make(map(tl.constexpr, values))  # type: ignore[attr-defined]
 
 
 def varying(number: int) -> int:
@@ -100,7 +109,7 @@ def number_of(varying):
 
 @triton.jit
 def start_next(OVERLAP: tl.constexpr):
-    """Let the next kernel's programs in as soon as every program of this one has got here."""
+    """Let the next kernel's programs start once every program of this one has got here."""
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
 

@@ -1,8 +1,8 @@
 """Repeats calls that differ only in the numbers in their tensors; imports no Triton.
 
 A call of a few short kernels takes longer on the host than on a GPU: tiles are chosen, arguments are put
-together, and in every launch Triton looks for the compiled kernel. In calls that are alike, all of it comes
-out the same:
+together, and in every launch Triton looks for the compiled kernel. In calls that are alike, all of this gives
+the same result:
 
     first call    runs as written
     second call   is watched     q -> [0]   empty(64) -> [1]   launch f(q, [1], 3)   launch g([1], 5)
@@ -28,12 +28,14 @@ Results = tuple[Tensor, ...]
 
 _aten = torch.ops.aten
 _EMPTY = (
-    *(_aten.empty.memory_format, _aten.empty_strided.default),
-    *(_aten.new_empty.default, _aten.empty_like.default),
+    _aten.empty.memory_format,
+    _aten.empty_strided.default,
+    _aten.new_empty.default,
+    _aten.empty_like.default,
 )
 # A call of the operator itself takes three times as long.
 _FUNCTIONS = {_aten.zeros.default: torch.zeros, _aten.arange.default: torch.arange}
-# As PyTorch aligns what it allocates on a GPU.
+# Bytes to which PyTorch aligns its allocations on a GPU.
 _ALIGNED = 512
 
 
@@ -46,7 +48,7 @@ class Watch(TorchDispatchMode):
         self._tensors, self._views = list(given), list[Tensor]()
         self._places = {id(tensor): Place(number, 0) for number, tensor in enumerate(given)}
         self._num_given = len(given)
-        # None: nothing fills the tensor.
+        # None stands for a tensor that nothing fills.
         self._makers: list[Callable[[], Tensor] | None] = []
         self._launches: list[Launch] = []
         self._can_repeat = True
@@ -73,7 +75,7 @@ class Watch(TorchDispatchMode):
     ) -> None:
         """Launch a kernel and note it; see octavo.kernels.launch.launch."""
         compiled = kernel.run(*arguments, grid=grid, warmup=False, **options)
-        # Constants may be given by name.
+        # Arguments may be passed by name.
         by_name = [options[name] for name in kernel.arg_names[len(arguments) :]]
         noted = tuple([self._note(argument) for argument in (*arguments, *by_name)])
         with_places = tuple([at for at, argument in enumerate(noted) if _holds_place(argument)])
@@ -112,7 +114,7 @@ class Watch(TorchDispatchMode):
 
     def _add_view(self, parent: Tensor, view: Tensor) -> None:
         place = self._places.get(id(parent))
-        # In inference mode some operators come here whole that copy now and then, such as Tensor.to.
+        # In inference mode some operators arrive undecomposed that may copy, such as Tensor.to.
         storages = {x.untyped_storage().data_ptr() for x in (parent, view)}
         if place is None or len(storages) > 1:
             self._can_repeat = False
@@ -126,7 +128,7 @@ class Watch(TorchDispatchMode):
         if not isinstance(argument, tuple):
             return self._note_one(argument)
         noted = tuple([self._note_one(x) for x in argument])
-        # Tape.play looks no deeper.
+        # Tape.play does not look any deeper.
         if any(isinstance(x, tuple | Described) and not isinstance(x, Place) for x in noted):
             self._can_repeat = False
         return noted
@@ -136,7 +138,7 @@ class Watch(TorchDispatchMode):
             place = self._places.get(id(value))
             self._can_repeat = self._can_repeat and place is not None
             return place
-        # A descriptor, or another object that stands for tensors.
+        # Descriptors, and other objects that stand for tensors, have a base.
         base = getattr(value, "base", None)
         if base is None:
             return value
@@ -162,7 +164,7 @@ class _Running(threading.local):
 
 
 running = _Running()
-"""The call of this thread that is watched."""
+"""The call that this thread watches."""
 
 
 class Repeater:
@@ -190,7 +192,7 @@ class Repeater:
             with torch.cuda.device(device):
                 return self.run(function, groups, given)
         if self._tape is not None:
-            # torch.cuda.current_stream takes 5 us, for an object that nobody needs.
+            # torch.cuda.current_stream would take 5 us to make an object that is not needed.
             return self._tape.play(given, torch._C._cuda_getCurrentRawStream(device.index))
         is_second = next(self._number) == 1
         return self._watch(function, groups) if is_second else function(*groups)

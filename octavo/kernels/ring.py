@@ -9,15 +9,15 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-# Bytes that a program copies at a time, about twice what keeps an H100's memory busy: one that has an SM for
-# itself, and a GEMV, which shares an SM with the next kernel's. More would only wait in front of memory, and
-# what a kernel needs at once, rows, results and counters, would wait behind them.
-UNDER_WAY = gl.constexpr(64 * 1024)
-_UNDER_WAY_BESIDE = gl.constexpr(48 * 1024)
+# Bytes that a program keeps in flight, about twice what keeps an H100's memory busy: a program with an SM for
+# itself, and a GEMV's, which shares its SM with the next kernel's. More would only queue in front of memory,
+# and delay what a kernel needs at once: rows, results and counters.
+IN_FLIGHT = gl.constexpr(64 * 1024)
+_IN_FLIGHT_BESIDE = gl.constexpr(48 * 1024)
 
 
 class Ring(NamedTuple):
-    """Barriers in shared memory, [stages, 1] each: a stage holds its step; all users have read it."""
+    """Barriers in shared memory, [stages, 1] each: a stage is filled with its step, and free once read."""
 
     filled: Any
     free: Any
@@ -25,7 +25,7 @@ class Ring(NamedTuple):
 
 @gluon.jit
 def make_ring(STAGES: gl.constexpr, USERS: gl.constexpr = 1):
-    """Return the barriers of free stages; each of so many partitions of warps frees a stage."""
+    """Return the barriers of free stages; a stage is free once USERS partitions of warps have freed it."""
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     ring = Ring(
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER),
@@ -40,9 +40,9 @@ def make_ring(STAGES: gl.constexpr, USERS: gl.constexpr = 1):
 
 @gluon.jit
 def claim_stage(ring, step, num_bytes: gl.constexpr, STAGES: gl.constexpr, PACED: gl.constexpr = True):
-    """Wait until a step's stage is free; return it, and the barrier that so many copied bytes complete.
+    """Wait until a step's stage is free; return it, and the barrier that `num_bytes` copied bytes complete.
 
-    PACED: as GEMVs do, wait also until a step more is not too much under way.
+    With PACED, also block until one more step would stay below a GEMV's in-flight limit.
     """
     if PACED:
         keep_pace(ring, step, num_bytes, STAGES)
@@ -54,8 +54,8 @@ def claim_stage(ring, step, num_bytes: gl.constexpr, STAGES: gl.constexpr, PACED
 
 @gluon.jit
 def keep_pace(ring, step, num_bytes: gl.constexpr, STAGES: gl.constexpr):
-    """Wait until a step more is not too much under way for a GEMV."""
-    AHEAD: gl.constexpr = steps_under_way(num_bytes, _UNDER_WAY_BESIDE)
+    """Block until one more step would stay below a GEMV's in-flight limit."""
+    AHEAD: gl.constexpr = steps_in_flight(num_bytes, _IN_FLIGHT_BESIDE)
     if AHEAD < STAGES:
         earlier = step - AHEAD
         if earlier >= 0:
@@ -63,14 +63,14 @@ def keep_pace(ring, step, num_bytes: gl.constexpr, STAGES: gl.constexpr):
 
 
 @gluon.constexpr_function
-def steps_under_way(num_bytes, most=UNDER_WAY):
-    """Return how many steps of so many bytes are copied at a time, at least two."""
+def steps_in_flight(num_bytes, most=IN_FLIGHT):
+    """Return how many steps of `num_bytes` are in flight at a time, at least two."""
     return max(2, most // num_bytes)
 
 
 @gluon.jit
 def wait_until_free(ring, step, STAGES: gl.constexpr):
-    """Wait until all have read what a step's stage held before; return the stage."""
+    """Wait until all users have read what a step's stage held before; return the stage."""
     stage = step % STAGES
     mbarrier.wait(ring.free.index(stage), (step // STAGES + 1) & 1)
     return stage
@@ -86,5 +86,5 @@ def wait_for_stage(ring, step, STAGES: gl.constexpr):
 
 @gluon.jit
 def free_stage(ring, stage):
-    """Say that all have read a stage."""
+    """Mark a stage as read."""
     mbarrier.arrive(ring.free.index(stage))

@@ -1,4 +1,4 @@
-"""What a call on a GPU does, noted to be done again with other tensors; see octavo.kernels.repeat.
+"""What a call on a GPU does, recorded to be repeated with other tensors; see octavo.kernels.repeat.
 
 Imports no Triton.
 """
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# Room for the layers of a few models.
+# Descriptors kept: enough for the layers of a few models.
 _MOST_DESCRIPTORS = 1024
 
 
@@ -54,11 +54,11 @@ class Tape(NamedTuple):
     """What a call does.
 
     Attributes:
-        made: how each of its own tensors is allocated, which are numbered after the given ones; or, of those
-            that it neither fills nor returns, the first byte in one piece of memory.
-        num_bytes: of that piece.
+        made: how each of its own tensors, numbered after its arguments', is allocated; for a tensor that it
+            neither fills nor returns, its first byte in a piece of memory that such tensors share.
+        num_bytes: size of that piece.
         launches: its kernels, in their order.
-        results: numbers of the tensors that it returns.
+        results: the numbers of the tensors that it returns.
     """
 
     made: tuple[Callable[[], Tensor] | int, ...]

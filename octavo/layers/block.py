@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from octavo.gemm.gated import activate_and_multiply
 from octavo.gemm.linear import Linear
 from octavo.layers.norm import RMSNorm
 from octavo.parallel import TensorParallel
@@ -26,19 +27,20 @@ class BlockInput:
     """A projection from the residual stream.
 
     Attributes:
-        norm: of the residual stream; sums deltas over ranks, if they are parts.
+        norm: of the residual stream; sums deltas over ranks, if they are parts. None: the stream is read as
+            it is, and deltas are whole.
         projection: [T, hidden] to [T, n].
         activation: name of a gated activation of the result, or None.
     """
 
-    norm: RMSNorm
+    norm: RMSNorm | None
     projection: Linear
     activation: str | None = None
 
     @property
     def kind(self) -> Hashable:
         """What decides, beside sizes and dtype, which kernels it launches."""
-        return type(self.projection).__name__, self.projection.form
+        return type(self.projection).__name__, self.projection.form, self.norm is None
 
     def __call__(self, hidden: Tensor, delta: Tensor | None = None) -> Tensor:
         """Add delta to hidden in place, then norm and project the sum.
@@ -50,7 +52,10 @@ class BlockInput:
         Returns:
             A new [T, n], with an activation [T, n / 2].
         """
-        return self.projection.from_stream(hidden, delta, self.norm, self.activation)
+        if self.norm is not None:
+            return self.projection.from_stream(hidden, delta, self.norm, self.activation)
+        out = self.projection(hidden if delta is None else hidden.add_(delta))
+        return out if self.activation is None else activate_and_multiply(out, self.activation)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,41 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.nn.functional import linear
 
+from octavo.gemm.gated import activate_and_multiply
+from octavo.gemm.linear import Linear
 from octavo.layers.experts import Experts
 from octavo.layers.norm import RMSNorm
 from octavo.layers.router import Router
 from octavo.parallel import TensorParallel
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """The feed-forward that every token goes to, beside the experts it chooses.
+
+    Attributes:
+        gate_up: [T, hidden] to this rank's [gate | up].
+        down: back to [T, hidden], a part of the sum over ranks.
+        activation: name of the gated activation.
+        gate: [1, hidden], whose product with x, as a sigmoid, is the factor of the result; or None.
+    """
+
+    gate_up: Linear
+    down: Linear
+    activation: str
+    gate: Tensor | None = None
+
+    @property
+    def kind(self) -> Hashable:
+        """What blocks have in common if they launch the same kernels."""
+        return type(self.gate_up).__name__, self.gate_up.form, type(self.down).__name__, self.down.form
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return [T, hidden] of normed x [T, hidden]."""
+        out = self.down(activate_and_multiply(self.gate_up(x), self.activation))
+        return out if self.gate is None else out * linear(x, self.gate).sigmoid()
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +52,20 @@ class ExpertFeedForward:
         router: which experts a token goes to.
         experts: this rank's part of them.
         parallel: this rank.
+        shared: what every token goes to as well, or None.
     """
 
     norm: RMSNorm
     router: Router
     experts: Experts
     parallel: TensorParallel
+    shared: SharedExpert | None = None
 
     @property
     def kind(self) -> Hashable:
         """What blocks have in common if they launch the same kernels."""
-        return type(self.experts).__name__, getattr(self.experts, "form", None)
+        shared = None if self.shared is None else self.shared.kind
+        return type(self.experts).__name__, getattr(self.experts, "form", None), shared
 
     def __call__(self, hidden: Tensor, delta: Tensor | None, slots: Tensor | None = None) -> Tensor | None:
         """Run the block; arguments and result as for DecoderLayer."""
@@ -42,6 +75,7 @@ class ExpertFeedForward:
             x = self.norm(hidden, delta)
             choice = self.router(x, slots)
         if self.parallel.size > 1:
-            return self.experts(x, choice)
+            out = self.experts(x, choice)
+            return out if self.shared is None else out.add_(self.shared(x))
         self.experts(x, choice, hidden)
-        return None
+        return None if self.shared is None else self.shared(x)

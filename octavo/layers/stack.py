@@ -41,6 +41,8 @@ def make_stack(layers: Sequence[tuple[AttentionLayer, object]]) -> LayerStack | 
 
 
 def _is_known_input(block: BlockInput, activation: str | None) -> bool:
+    if block.norm is None:
+        return False
     weight = block.norm.weight
     is_float = weight.dtype == torch.float32 and weight.is_contiguous()
     return block.activation == activation and is_float and _address(block) is not None
@@ -60,6 +62,8 @@ def _address(block: BlockInput | BlockOutput) -> int | None:
 def _describe(attention: AttentionLayer, feed_forward: FeedForward) -> StackLayer:
     qkv, o, options = attention.qkv_proj, attention.o_proj, attention.options
     gate_up, down, head_norm = feed_forward.gate_up_proj, feed_forward.down_proj, options.qk_norm
+    assert qkv.norm is not None, "_is_known_input takes norms only"
+    assert gate_up.norm is not None, "_is_known_input takes norms only"
     return StackLayer(
         *(_address(block) for block in (qkv, o, gate_up, down)),
         *(norm.weight.data_ptr() for norm in (qkv.norm, gate_up.norm)),

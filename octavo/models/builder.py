@@ -28,9 +28,9 @@ from octavo.layers import (
     interleave_halves,
     vocabulary_shard,
 )
-from octavo.layers.expert_feed_forward import ExpertFeedForward
+from octavo.layers.expert_feed_forward import ExpertFeedForward, SharedExpert
 from octavo.layers.experts import Experts, ListedExperts
-from octavo.layers.router import Router
+from octavo.layers.router import Router, Scoring
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.decoder import DecoderLayer
 from octavo.models.experts.experts_config import ExpertsConfig, expert_part, names_expert_parallel
@@ -74,7 +74,7 @@ class Builder:
     def lm_head(self, embedding_weight: Tensor | TiledBlocks) -> LMHead:
         """The last norm and the head."""
         config = self._config
-        norm = self._norm("model.norm")
+        norm = self._norm("model.norm", 1 / config.logits_scaling)
         weight = embedding_weight
         if not config.tie_word_embeddings:
             weight, _ = self._vocabulary_rows("lm_head.weight")
@@ -87,10 +87,11 @@ class Builder:
             linear = self._linear(weight)
         return LMHead(BlockInput(norm, linear), config.vocab_size, config.final_softcap, self._parallel)
 
-    def _norm(self, name: str) -> RMSNorm:
+    def _norm(self, name: str, factor: float = 1.0) -> RMSNorm:
         # With norms of outputs, what outputs return is summed over ranks already.
         parallel = TensorParallel() if self._config.has_post_norms else self._parallel
-        return RMSNorm(self._norm_weight(name), self._config.rms_norm_eps, parallel)
+        weight = self._norm_weight(name)
+        return RMSNorm(weight if factor == 1.0 else weight * factor, self._config.rms_norm_eps, parallel)
 
     def layer(self, index: int) -> DecoderLayer:
         """Load one layer, then return the temporary memory of reading and packing it."""
@@ -105,7 +106,7 @@ class Builder:
     def _attention(self, prefix: str, index: int) -> AttentionLayer:
         config = self._config
         block = f"{prefix}.self_attn"
-        norm = self._norm(f"{prefix}.input_layernorm")
+        norm = self._norm(f"{prefix}.input_layernorm") if config.has_pre_norms else None
         post_norm = self._norm(f"{prefix}.post_attention_layernorm") if config.has_post_norms else None
         qkv = self._qkv(block)
         output = self._row_parallel(
@@ -131,7 +132,7 @@ class Builder:
         config = self._config
         # Without post-norms, checkpoints call this norm as others call the attention's post-norm.
         norm_name = "pre_feedforward_layernorm" if config.has_post_norms else "post_attention_layernorm"
-        norm = self._norm(f"{prefix}.{norm_name}")
+        norm = self._norm(f"{prefix}.{norm_name}") if config.has_pre_norms else None
         post_norm = self._norm(f"{prefix}.post_feedforward_layernorm") if config.has_post_norms else None
         inner = shard_range(config.intermediate_size, self._parallel, what="feed-forward columns")
         rows = slice(inner.start, inner.stop)
@@ -154,12 +155,35 @@ class Builder:
             self._deterministic,
             self._checkpoint.read(f"{prefix}.mlp.gate.bias") if has_bias else None,
             experts.held,
+            self._scoring(f"{prefix}.mlp.gate", experts),
         )
         names = [f"{prefix}.mlp.experts.{number}" for number in experts.here]
         builder = self if experts.held is None else self._single
         read = builder._stacked if stacks_experts(router.weight) else builder._listed
         with names_expert_parallel(experts, self._parallel):
-            return ExpertFeedForward(norm, router, read(names, experts), self._parallel)
+            shared = self._shared_expert(f"{prefix}.mlp", experts) if experts.shared_size else None
+            return ExpertFeedForward(norm, router, read(names, experts), self._parallel, shared)
+
+    def _scoring(self, prefix: str, experts: ExpertsConfig) -> Scoring | None:
+        bias = None
+        if experts.has_choice_bias:
+            bias = self._checkpoint.read(f"{prefix}.e_score_correction_bias", dtype=torch.float32)
+        scoring = Scoring(experts.is_sigmoid, bias, experts.groups, experts.scaling)
+        return None if scoring == Scoring() else scoring
+
+    def _shared_expert(self, prefix: str, experts: ExpertsConfig) -> SharedExpert:
+        inner = shard_range(experts.shared_size, self._parallel, what="columns of shared experts")
+        rows, has_bias = slice(inner.start, inner.stop), self._config.has_mlp_bias
+        names = [f"{prefix}.shared_expert.{name}" for name in ("gate_proj", "up_proj", "down_proj")]
+        gate = (
+            self._checkpoint.read(f"{prefix}.shared_expert_gate.weight") if experts.has_shared_gate else None
+        )
+        return SharedExpert(
+            self._fused(names[:2], [rows, rows], has_bias, num_interleaved=0),
+            self._row_parallel(names[2], rows, has_bias),
+            self._config.activation,
+            gate,
+        )
 
     def _stacked(self, names: Sequence[str], experts: ExpertsConfig) -> Experts:
         inner = expert_part(experts, self._parallel)
@@ -289,6 +313,8 @@ class Builder:
         return weight, rows.start
 
     def _interleaved(self, tensor: Tensor) -> Tensor:
+        if self._config.rotates_pairs:
+            return tensor
         return interleave_halves(tensor, self._config.head_dim, self._config.rotary_dim)
 
     def _head_rows(self, heads: range) -> slice:

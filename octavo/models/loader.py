@@ -29,7 +29,7 @@ from octavo.models.decoder import Decoder
 from octavo.models.experts.names import with_expert_names
 from octavo.models.model_config import ModelConfig
 from octavo.models.one_thread import one_thread
-from octavo.models.parameters import parameter_shapes, with_own_projections
+from octavo.models.parameters import draft_names, parameter_shapes, with_own_projections
 from octavo.models.storage import kept_storage
 from octavo.models.weights import QuantisedSource, WeightSource
 from octavo.parallel import TensorParallel
@@ -140,7 +140,7 @@ def load_decoder(
     is_gpt_oss = config.experts is not None and config.experts.is_gpt_oss
     weights = with_own_projections(with_expert_names(weights, is_gpt_oss=is_gpt_oss), config)
     shapes = parameter_shapes(config)
-    check_tensors(weights, shapes, optional=kv_scale_names(config))
+    check_tensors(weights, shapes, optional=[*kv_scale_names(config), *draft_names(weights, config)])
     stored = weights.storage() if isinstance(weights, QuantisedSource) else {}
     own = config.with_whole_experts(parallel) if expert_parallel else config
     num_tensors = len(parameter_shapes(own))

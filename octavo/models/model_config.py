@@ -32,6 +32,15 @@ _ACTIVATIONS = {
 # Constants of gpt-oss's activation.
 _SWIGLU_VALUES = {"swiglu_limit": (LIMIT,), "swiglu_alpha": (SLOPE,)}
 
+# Keys of Granite's factors.
+_MULTIPLIERS = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
+_DRAFT_KEYS = ("num_nextn_predict_layers", "num_mtp_layers")
+_SHARED_KEYS = (
+    "n_shared_experts",
+    "num_shared_experts",
+    "moe_num_shared_experts",
+    "shared_expert_intermediate_size",
+)
 # Keys of unsupported features, and the values, besides null, that switch the feature off.
 _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "partial_rotary_factor": (1,),
@@ -40,12 +49,14 @@ _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "num_experts": (0,),
     "num_local_experts": (0,),
     "n_routed_experts": (0,),
-    "n_shared_experts": (0,),
-    "shared_expert_intermediate_size": (0,),
+    "moe_num_experts": (0,),
+    **dict.fromkeys(_SHARED_KEYS, (0,)),
     "attention_multiplier": (),
     "embedding_multiplier": (1,),
     "residual_multiplier": (1,),
     "logits_scaling": (1,),
+    "attention_out_bias": (False,),
+    "use_bias": (False,),
     "logit_scale": (1,),
     "clip_qkv": (),
     "use_bidirectional_attention": (False,),
@@ -68,10 +79,12 @@ class ModelConfig:
         hidden_size: width of the residual stream.
         intermediate_size: width of the feed-forward block, in layers without experts.
         num_layers: decoder layers.
+        num_draft_layers: layers after these in checkpoints, which predict a token further; they are not run.
         num_heads: query heads.
         num_kv_heads: key/value heads; divides num_heads.
         head_dim: dimension of a head; even.
         rotary_dim: how many of these, the first ones, are rotated by the position; even.
+        rotates_pairs: see Family.
         max_position_embeddings: longest context in tokens, with YaRN's stretching.
         rms_norm_eps: added to mean squares.
         norm_weight_offset: added to stored norm weights; Gemma stores weight - 1.
@@ -79,8 +92,10 @@ class ModelConfig:
         has_qkv_bias: q, k and v projections have biases.
         has_output_bias: the attention output projection has a bias.
         has_mlp_bias: the feed-forward projections have biases.
-        has_qk_norm, has_wide_qk_norm, has_post_norms, has_fused_projections, has_sinks: see Family.
+        has_qk_norm, has_wide_qk_norm, has_pre_norms, has_post_norms: see Family.
+        has_fused_projections, has_sinks: see Family.
         embedding_multiplier: factor of embeddings.
+        logits_scaling: divisor of logits.
         attention_scale: factor of q.k.
         attention_softcap: bound of attention scores; 0: none.
         final_softcap: bound of logits; 0: none.
@@ -99,10 +114,12 @@ class ModelConfig:
     hidden_size: int
     intermediate_size: int
     num_layers: int
+    num_draft_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     rotary_dim: int
+    rotates_pairs: bool
     max_position_embeddings: int
     rms_norm_eps: float
     norm_weight_offset: float
@@ -112,10 +129,12 @@ class ModelConfig:
     has_mlp_bias: bool
     has_qk_norm: bool
     has_wide_qk_norm: bool
+    has_pre_norms: bool
     has_post_norms: bool
     has_fused_projections: bool
     has_sinks: bool
     embedding_multiplier: float
+    logits_scaling: float
     attention_scale: float
     attention_softcap: float
     final_softcap: float
@@ -152,30 +171,38 @@ class ModelConfig:
         ropes = read_ropes(fields, family, rotary_dim)
         layer_ropes = read_layer_ropes(fields, family, layer_types, ropes, rotary_dim)
         used_ropes = tuple(dict.fromkeys(layer_ropes))
-        attention_bias = family.attention_bias == "by_config" and fields.boolean("attention_bias")
+        bias_rule = family.attention_bias
+        has_bias = "by_config" in bias_rule and fields.boolean(family.bias_key)
+        residual = _multiplier(fields, family, "residual_multiplier")
         model = cls(
             architecture=family.architecture,
             vocab_size=fields.integer("vocab_size"),
             hidden_size=hidden_size,
             intermediate_size=fields.integer("intermediate_size", maximum=2**24),
             num_layers=num_layers,
+            num_draft_layers=max(fields.integer(name, 0, minimum=0, maximum=64) for name in _DRAFT_KEYS),
             num_heads=num_heads,
             num_kv_heads=fields.integer("num_key_value_heads", num_heads, maximum=num_heads),
             head_dim=head_dim,
             rotary_dim=rotary_dim,
+            rotates_pairs=family.rotates_pairs,
             max_position_embeddings=_max_positions(fields, used_ropes),
-            rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+            # Blocks that add r * y to a stream are blocks that add y to a stream in units of r: a norm of it
+            # is the same with eps / r**2.
+            rms_norm_eps=fields.number("rms_norm_eps", 1e-6) / residual**2,
             norm_weight_offset=family.norm_weight_offset,
             activation=_activation(fields, family),
-            has_qkv_bias=attention_bias or family.attention_bias == "qkv",
-            has_output_bias=attention_bias,
+            has_qkv_bias=has_bias or bias_rule == "qkv",
+            has_output_bias=bias_rule == "by_config" and fields.boolean(family.output_bias_key),
             has_mlp_bias=family.has_mlp_bias_option and fields.boolean("mlp_bias"),
-            has_qk_norm=family.has_qk_norm,
+            has_qk_norm=_has_qk_norm(fields, family),
             has_wide_qk_norm=family.has_wide_qk_norm,
+            has_pre_norms=family.has_pre_norms,
             has_post_norms=family.has_post_norms,
             has_fused_projections=family.has_fused_projections,
             has_sinks=family.has_sinks,
-            embedding_multiplier=math.sqrt(hidden_size) if family.scales_embeddings else 1.0,
+            embedding_multiplier=_embedding_multiplier(fields, family, hidden_size) / residual,
+            logits_scaling=_multiplier(fields, family, "logits_scaling"),
             attention_scale=_attention_scale(fields, family, head_dim),
             attention_softcap=_softcap(
                 fields, "attn_logit_softcapping", allowed=family.has_attention_softcap
@@ -220,8 +247,10 @@ class ModelConfig:
 def _require_neutral(fields: ConfigFields, family: Family) -> None:
     neutral = _NEUTRAL_VALUES
     if family.experts is not None:
-        neutral = {key: values for key, values in neutral.items() if key not in NUM_EXPERTS_KEYS}
+        known = {*NUM_EXPERTS_KEYS, family.experts.shared_key}
+        neutral = {key: values for key, values in neutral.items() if key not in known}
     read = {"no_rope_layers": family.has_nope_layers, "partial_rotary_factor": family.has_partial_rotary}
+    read |= dict.fromkeys(_MULTIPLIERS, family.has_multipliers) | {family.output_bias_key: True}
     fields.require_neutral({key: values for key, values in neutral.items() if not read.get(key)})
 
 
@@ -269,7 +298,23 @@ def _activation(fields: ConfigFields, family: Family) -> str:
     return NAME
 
 
+def _has_qk_norm(fields: ConfigFields, family: Family) -> bool:
+    by_key = family.has_qk_norm
+    return fields.boolean(by_key) if isinstance(by_key, str) else by_key
+
+
+def _multiplier(fields: ConfigFields, family: Family, name: str) -> float:
+    return fields.number(name, 1.0) if family.has_multipliers else 1.0
+
+
+def _embedding_multiplier(fields: ConfigFields, family: Family, hidden_size: int) -> float:
+    own = math.sqrt(hidden_size) if family.scales_embeddings else 1.0
+    return own * _multiplier(fields, family, "embedding_multiplier")
+
+
 def _attention_scale(fields: ConfigFields, family: Family, head_dim: int) -> float:
+    if family.has_multipliers:
+        return _multiplier(fields, family, "attention_multiplier")
     return (fields.number(family.attention_scale_key) if family.attention_scale_key else head_dim) ** -0.5
 
 

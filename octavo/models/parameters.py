@@ -31,6 +31,13 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def draft_names(weights: WeightSource, config: ModelConfig) -> set[str]:
+    """Return the names of a checkpoint's tensors that predict a token further, which Octavo does not read."""
+    first = config.num_layers
+    layers = tuple(f"model.layers.{first + index}." for index in range(config.num_draft_layers))
+    return {name for name in weights.names() if name.startswith(layers)} if layers else set()
+
+
 def num_parameters(config: ModelConfig) -> int:
     """Return the number of weights; a tied LM head counts once."""
     return sum(math.prod(shape) for shape in parameter_shapes(config).values())
@@ -73,6 +80,12 @@ def _block_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]
     if experts is None or not experts.layers[layer]:
         return _feed_forward_shapes("mlp", config, config.intermediate_size, config.has_mlp_bias)
     shapes = _linear_shapes("mlp.gate", experts.number, config.hidden_size, experts.has_bias)
+    if experts.has_choice_bias:
+        shapes["mlp.gate.e_score_correction_bias"] = (experts.number,)
+    if experts.shared_size:
+        shapes |= _feed_forward_shapes("mlp.shared_expert", config, experts.shared_size, config.has_mlp_bias)
+    if experts.has_shared_gate:
+        shapes["mlp.shared_expert_gate.weight"] = (1, config.hidden_size)
     for index in experts.here:
         shapes |= _feed_forward_shapes(f"mlp.experts.{index}", config, experts.size, experts.has_bias)
     return shapes
@@ -90,9 +103,13 @@ def _feed_forward_shapes(
 
 
 def _norm_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    names = ["input_layernorm", "post_attention_layernorm"]
+    names = ["post_attention_layernorm"]
+    if config.has_pre_norms:
+        names.insert(0, "input_layernorm")
+    if config.has_pre_norms and config.has_post_norms:
+        names.append("pre_feedforward_layernorm")
     if config.has_post_norms:
-        names += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+        names.append("post_feedforward_layernorm")
     return {f"{name}.weight": (config.hidden_size,) for name in names}
 
 

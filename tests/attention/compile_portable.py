@@ -8,8 +8,8 @@ takes as long as to compile one of the three.
 import json
 import sys
 from itertools import product
-from pathlib import Path
 
+import compile_append
 import compile_hopper
 import torch
 import triton.language as tl
@@ -27,10 +27,6 @@ from octavo.attention.tilings.portable import (
 )
 from octavo.attention.triton import paged_decode, paged_prefill, step_map, store, uniform_map
 from octavo.attention.triton.kernel_call import Queries, Score, Shape
-
-sys.path.append(str(Path(__file__).parents[1] / "ops"))
-
-import compile_append
 
 GROUP, KV_HEADS = 4, 8
 PAIRS = CACHE._replace(k="*i16", v="*i16")

@@ -10,8 +10,14 @@ from pathlib import Path
 import pytest
 
 from octavo.attention.cpu.c_calls import ATTENTION
-from octavo.kernels.c import compile as cpu_compile
-from octavo.kernels.c.compile import KernelUnavailableError, cache_folder, load_library, openmp_library
+from octavo.kernels.c import compiler as cpu_compile
+from octavo.kernels.c.compiler import (
+    KernelUnavailableError,
+    Library,
+    cache_folder,
+    load_library,
+    openmp_library,
+)
 
 
 @pytest.fixture
@@ -188,11 +194,14 @@ def test_a_relative_cache_home_is_ignored(monkeypatch):
     assert cache_folder() == Path("/home/somebody/.cache/octavo")
 
 
-def test_a_compiler_may_have_arguments(cache_home, monkeypatch):
-    monkeypatch.setenv("CC", f"env {os.environ.get('CC', 'cc')} -pipe")
-    load_library(ATTENTION)
+def test_a_compiler_may_have_arguments(cache_home, monkeypatch, tmp_path):
+    (tmp_path / "one.c").write_text("int one(void) { return ONE; }\n")
+    one = Library("one", (tmp_path / "one.c",), ())
+    monkeypatch.setenv("CC", f"env {os.environ.get('CC', 'cc')} -DONE=1")
+    assert load_library(one).one() == 1
+    (tmp_path / "one.c").write_text("int one(void) { return 2; }\n")
     monkeypatch.setenv("CC", "")
-    load_library(ATTENTION)
+    assert load_library(one).one() == 2
     assert len(os.listdir(cache_home)) == 2
 
 

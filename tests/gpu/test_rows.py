@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from octavo.kernels.rows import TILE_ROWS, new_rows, readable_rows
+from octavo.kernels.padded_rows import TILE_ROWS, new_rows, readable_rows
 
 
 @pytest.mark.parametrize(("num_rows", "room"), [(0, 0), (1, 1), (2, 64), (64, 64), (65, 128), (128, 128)])

@@ -8,10 +8,14 @@ import re
 import sys
 
 import triton.language as tl
-from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
+from compile_hopper import code_of, compiled_kernel, count_spills, descriptor, figures_of
 
-from octavo.gemm.hopper.mxfp4.mxfp4_rows import NUM_WARPS
-from octavo.gemm.hopper.mxfp4.mxfp4_rows_kernel import Operands, Shape, expert_gemm_kernel
+from octavo.gemm.hopper.mxfp4.mxfp4_persistent import (
+    NUM_WARPS,
+    Operands,
+    Shape,
+    mxfp4_persistent_kernel,
+)
 from octavo.gemm.hopper.mxfp4.mxfp4_rows_tiling import ATOM, make_tiling
 
 # K, rows of a tile, activation, whether there are biases.
@@ -38,8 +42,8 @@ def compile_case(size, rows, activation, biased):
         *("*bf16", "i32", Shape(*map(tl.constexpr, shape))),
     ]
     options = {"num_warps": NUM_WARPS, "maxnreg": tiling.registers, "launch_pdl": True}
-    compiled = compiled_kernel(expert_gemm_kernel, arguments, **options)
-    code = inspect_cubin(compiled, "nvdisasm", "-c")
+    compiled = compiled_kernel(mxfp4_persistent_kernel, arguments, **options)
+    code = code_of(compiled)
     return figures_of(compiled) | {
         "spills": count_spills(code),
         "products": len(re.findall(r"\bHGMMA\b", code)),

@@ -8,9 +8,9 @@ import re
 import sys
 
 import triton.language as tl
-from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
+from compile_hopper import code_of, compiled_kernel, count_spills, descriptor, figures_of
 
-from octavo.gemm.hopper.mxfp4.mxfp4_gemv_kernel import Operands, Shape, expert_gemv_kernel
+from octavo.gemm.hopper.mxfp4.mxfp4_gemv import Operands, Shape, mxfp4_gemv_kernel
 from octavo.gemm.hopper.mxfp4.mxfp4_gemv_tiling import REGISTERS, WARPS, copy_boxes, mxfp4_gemv_tiling_for
 
 # K, experts of a token, activation, whether there are biases, and a residual.
@@ -34,8 +34,8 @@ def compile_case(size, chosen, activation, biased, adds):
         *("*bf16", "i32", Shape(*map(tl.constexpr, shape))),
     ]
     options = {"num_warps": WARPS, "maxnreg": REGISTERS, "launch_pdl": True}
-    compiled = compiled_kernel(expert_gemv_kernel, arguments, **options)
-    code = inspect_cubin(compiled, "nvdisasm", "-c")
+    compiled = compiled_kernel(mxfp4_gemv_kernel, arguments, **options)
+    code = code_of(compiled)
     return figures_of(compiled) | {
         "spills": count_spills(code),
         "products": len(re.findall(r"\bHMMA\.16816\.F32\.BF16\b", code)),

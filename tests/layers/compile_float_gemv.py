@@ -8,11 +8,11 @@ import re
 import sys
 
 import triton.language as tl
-from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
+from compile_hopper import code_of, compiled_kernel, count_spills, descriptor, figures_of
 
 from octavo.gemm.hopper.floats.dense_gemv_tiling import ATOM_BYTES, TILE_ROWS, WARPS
-from octavo.gemm.hopper.floats.expert_gemv_kernel import Operands, RowShape, Shape, float_gemv_kernel
 from octavo.gemm.hopper.floats.expert_gemv_tiling import REGISTERS, float_tiling_for
+from octavo.gemm.hopper.floats.float_gemv_kernel import Operands, Shape, float_gemv_kernel
 
 # K, experts of a token, tokens, activation, bytes of a number, numbers that share a scale.
 CASES = {
@@ -31,18 +31,17 @@ def compile_case(size, chosen, tokens, activation, itemsize, width):
     """Facts, and numbers of instructions: products, and what does not fit into registers."""
     halves, summed = (1, chosen) if activation is None else (2, 1)
     tiling = float_tiling_for(size, itemsize, tokens, summed)
-    shape = (size, 128, chosen, summed, tokens, tiling.blocks, tiling.x_steps, tiling.stages)
-    shape = Shape(*map(tl.constexpr, (*shape, activation, activation is None, width)))
-    row_shape = RowShape(*map(tl.constexpr, (summed * size, False, int(width > 0))))
+    shape = (size, halves, tiling.blocks, tiling.stages, False, activation, activation is None)
+    shape = (*shape, int(width > 0), width, 128, chosen, summed, tokens)
     box = [tiling.blocks * WARPS, 1, halves, TILE_ROWS // halves, ATOM_BYTES // itemsize]
     arguments = [
         descriptor("fp8e4nv" if width else "bf16", itemsize, box, ATOM_BYTES),
-        Operands("*bf16", "*fp32" if width else "*bf16", "*i32", "*fp32"),
-        *("*bf16", "i32", "i32", shape, row_shape),
+        Operands("*bf16", None, "*fp32" if width else None, None, "*i32", "*fp32"),
+        *("*bf16", "i32", "i32", "fp32", Shape(*map(tl.constexpr, shape))),
     ]
     options = {"num_warps": WARPS, "maxnreg": REGISTERS, "launch_pdl": True}
     compiled = compiled_kernel(float_gemv_kernel, arguments, **options)
-    code = inspect_cubin(compiled, "nvdisasm", "-c")
+    code = code_of(compiled)
     return figures_of(compiled) | {
         "spills": count_spills(code),
         "products": len(re.findall(r"\bHMMA\.16816\.F32\b", code)),

@@ -7,10 +7,10 @@ import json
 import sys
 
 import triton.language as tl
-from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
+from compile_hopper import code_of, compiled_kernel, count_spills, descriptor, figures_of
 
-from octavo.gemm.hopper.floats.dense_gemv_kernel import Operands, Shape, gemv_kernel
 from octavo.gemm.hopper.floats.dense_gemv_tiling import ATOM_BYTES, TILE_ROWS, WARPS, gemv_tiling_for
+from octavo.gemm.hopper.floats.float_gemv_kernel import Operands, Shape, float_gemv_kernel
 
 # K, kind of the weight, whether x is normed, activation, residual, height and width of a scale.
 CASES = {
@@ -33,13 +33,13 @@ def compile_case(size, kind, norm, activation, adds, height, width):
     shape = (size, halves, tiling.blocks, tiling.stages, norm, activation, adds, height, width)
     arguments = [
         descriptor(kind, itemsize, box, ATOM_BYTES),
-        Operands("*bf16", "*bf16", "*fp32" if height else "*bf16", None),
-        *("*bf16", "i32", "fp32"),
+        Operands("*bf16", "*bf16" if norm else None, "*fp32" if height else None),
+        *("*bf16", "i32", "i32", "fp32"),
         Shape(*map(tl.constexpr, shape)),
     ]
     options = {"num_warps": WARPS, "maxnreg": tiling.registers, "launch_pdl": True}
-    compiled = compiled_kernel(gemv_kernel, arguments, **options)
-    spills = count_spills(inspect_cubin(compiled, "nvdisasm", "-c"))
+    compiled = compiled_kernel(float_gemv_kernel, arguments, **options)
+    spills = count_spills(code_of(compiled))
     return figures_of(compiled) | {
         **{"spills": spills, "stages": tiling.stages, "blocks": tiling.blocks},
         "step_bytes": tiling.blocks * WARPS * TILE_ROWS * ATOM_BYTES,

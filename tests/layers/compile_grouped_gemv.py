@@ -8,11 +8,10 @@ import re
 import sys
 
 import triton.language as tl
-from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
+from compile_hopper import code_of, compiled_kernel, count_spills, descriptor, figures_of
 
-from octavo.gemm.hopper.floats.dense_gemv_kernel import Operands, Shape
 from octavo.gemm.hopper.floats.dense_gemv_tiling import TILE_ROWS
-from octavo.gemm.hopper.packed.packed_gemv_kernel import packed_gemv_kernel
+from octavo.gemm.hopper.packed.packed_gemv_kernel import Operands, Shape, packed_gemv_kernel
 from octavo.gemm.hopper.packed.packed_gemv_tiling import WARPS, tiling_for
 
 # K, dtype of x, whether it is normed, activation, residual.
@@ -30,17 +29,17 @@ def compile_case(size, kind, norm, activation, adds):
     tiling = tiling_for(size)
     halves = 1 if activation is None else 2
     own, spans = TILE_ROWS // halves, tiling.blocks * WARPS
-    shape = (size, halves, tiling.blocks, tiling.stages, norm, activation, adds, 0, 0)
+    shape = (size, size, halves, tiling.blocks, tiling.stages, norm, activation, adds)
     arguments = [
         descriptor("i32", 4, [2, spans, halves, own, 16], 64),
         descriptor("i32", 4, [2 * spans, 1, own], 4 * own),
-        Operands(f"*{kind}", f"*{kind}", f"*{kind}", None),
+        Operands(f"*{kind}", f"*{kind}" if norm else None),
         *(f"*{kind}", "i32", "fp32", "fp32"),
         Shape(*map(tl.constexpr, shape)),
     ]
     options = {"num_warps": WARPS, "maxnreg": tiling.registers, "launch_pdl": True}
     compiled = compiled_kernel(packed_gemv_kernel, arguments, **options)
-    code = inspect_cubin(compiled, "nvdisasm", "-c")
+    code = code_of(compiled)
     return figures_of(compiled) | {
         "spills": count_spills(code),
         "byte_products": len(re.findall(r"\bIMMA\.16832\.S8\.S8\b", code)),

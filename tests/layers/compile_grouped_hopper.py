@@ -8,13 +8,13 @@ import re
 import sys
 
 import triton.language as tl
-from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
+from compile_hopper import code_of, compiled_kernel, count_spills, descriptor, figures_of
 
 from octavo.forms.packed import PLANE, TILE
 from octavo.gemm.hopper.packed.packed_gemm import NUM_WARPS
-from octavo.gemm.hopper.packed.packed_gemm_kernel import Shape, hopper_medium_kernel
+from octavo.gemm.hopper.packed.packed_gemm_kernel import Shape, packed_gemm_kernel
 from octavo.gemm.hopper.packed.packed_gemm_tiling import ATOM, make_tiling
-from octavo.gemm.hopper.packed.parts import Parts
+from octavo.gemm.hopper.packed.split_k import Parts
 from octavo.gemm.portable.packed.packed_result import Result
 
 # Rows of x of a block, blocks, programs on an SM, columns of a group, dtype, what is fused.
@@ -42,9 +42,9 @@ def compile_case(rows, blocks, per_sm, group, kind, activation, adds):
         Shape(*map(tl.constexpr, shape)),
     ]
     compiled = compiled_kernel(
-        hopper_medium_kernel, arguments, num_warps=NUM_WARPS, maxnreg=tiling.max_registers, launch_pdl=True
+        packed_gemm_kernel, arguments, num_warps=NUM_WARPS, maxnreg=tiling.max_registers, launch_pdl=True
     )
-    code = inspect_cubin(compiled, "nvdisasm", "-c")
+    code = code_of(compiled)
     chains = re.findall(r"HGMMA.*", code)
     return figures_of(compiled) | {
         "wgmmas": len(chains),

@@ -7,11 +7,11 @@ import json
 import sys
 
 import triton.language as tl
-from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
+from compile_hopper import code_of, compiled_kernel, count_spills, descriptor, figures_of
 
-from octavo.gemm.hopper.float8.many_kernel import many_kernel
-from octavo.gemm.hopper.float8.many_tiles import Result, Shape
 from octavo.gemm.hopper.float8.many_tiling import HALF_ROWS, STEP, fill_tiling
+from octavo.gemm.hopper.float8.persistent_epilogue import Result, Shape
+from octavo.gemm.hopper.float8.persistent_kernel import persistent_float8_kernel
 
 # Columns, extra, activation, bias, residual, whether scales are of tiles.
 CASES = {
@@ -39,8 +39,8 @@ def compile_case(columns, extra, activation, bias, adds, tiled):
         *("i32", "i32", "i32"),
         Shape(*map(tl.constexpr, shape)),
     ]
-    compiled = compiled_kernel(many_kernel, arguments, num_warps=4, maxnreg=168, launch_pdl=True)
-    return figures_of(compiled) | {"spills": count_spills(inspect_cubin(compiled, "nvdisasm", "-c"))}
+    compiled = compiled_kernel(persistent_float8_kernel, arguments, num_warps=4, maxnreg=168, launch_pdl=True)
+    return figures_of(compiled) | {"spills": count_spills(code_of(compiled))}
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from octavo.gemm.cpu.library import layers_library
-from octavo.kernels.c import compile as compiling
+from octavo.kernels.c import compiler as compiling
 
 # Kinds of CPUs, what this one needs to run their code, and how GCC calls one that has no more.
 KINDS = {

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from octavo.gemm.cpu import library
 from octavo.gemm.cpu.block_linear import BlockLinear, make_layer
-from octavo.kernels.c.compile import FLAGS
+from octavo.kernels.c.compiler import FLAGS
 from octavo.layers.experts import ListedExperts
 from octavo.layers.router import route_by_logits
 from octavo.models.formats.gguf.gguf_blocks import read_as_stored

@@ -65,7 +65,7 @@ def test_when_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_other_devices_do_without_it() -> None:
-    from octavo.gemm.hopper.mxfp4.mxfp4_rows import expert_gemm
+    from octavo.gemm.hopper.mxfp4.mxfp4_persistent import expert_gemm
 
     with pytest.raises(InvalidArgumentError, match="the GEMM of experts cannot run: it needs a Hopper"):
         expert_gemm(ROWS, weight(), torch.zeros(1, 4, dtype=torch.int32), make_tiling(64))

@@ -124,7 +124,7 @@ def test_other_devices_do_without_it() -> None:
 
 
 def test_arguments_that_do_not_fit(on_hopper: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    from octavo.gemm.hopper.floats import dense_gemv as gemv
+    from octavo.gemm.hopper.floats import float_gemv as gemv
 
     row, weight = torch.zeros(1, 128, dtype=HALF), torch.zeros(64, 128, dtype=HALF)
     options = {"norm_weight": torch.zeros(64), "activation": "tanh", "residual": row}

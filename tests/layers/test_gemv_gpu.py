@@ -33,7 +33,7 @@ def make_weight(num_rows: int, size: int, tile: int) -> Float8Weight:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("num_rows", "size"), SHAPES)
 def test_shapes_of_decoders(num_rows: int, size: int, dtype: torch.dtype) -> None:
-    from octavo.gemm.hopper.floats.dense_gemv import gemv_linear
+    from octavo.gemm.hopper.floats.float_gemv import gemv_linear
 
     torch.manual_seed(size)
     x, norm_weight = random(1, size, dtype=dtype), random(size, dtype=dtype)
@@ -53,7 +53,7 @@ def test_shapes_of_decoders(num_rows: int, size: int, dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("num_columns", "size"), [(16, 64), (3072, 1024), (5003, 4096)])
 def test_gated(num_columns: int, size: int, has_bias: bool, activation: str) -> None:
-    from octavo.gemm.hopper.floats.dense_gemv import gemv_linear
+    from octavo.gemm.hopper.floats.float_gemv import gemv_linear
 
     torch.manual_seed(size)
     x, norm_weight = random(1, size), random(size)
@@ -74,7 +74,7 @@ def test_gated(num_columns: int, size: int, has_bias: bool, activation: str) -> 
 @pytest.mark.parametrize("magnitude", [1e-30, 1.0, 1e30])
 def test_float8(num_rows: int, size: int, tile: int, magnitude: float) -> None:
     """Rows of any magnitude, with numbers of very different ones: no product is rounded."""
-    from octavo.gemm.hopper.floats.dense_gemv import gemv_linear
+    from octavo.gemm.hopper.floats.float_gemv import gemv_linear
 
     torch.manual_seed(size)
     weight = make_weight(num_rows, size, tile)
@@ -98,7 +98,7 @@ def test_float8(num_rows: int, size: int, tile: int, magnitude: float) -> None:
 
 
 def test_zeros_and_what_is_no_number() -> None:
-    from octavo.gemm.hopper.floats.dense_gemv import gemv_linear
+    from octavo.gemm.hopper.floats.float_gemv import gemv_linear
 
     for weight in (make_weight(64, 256, 0), random(64, 256)):
         x = torch.zeros(1, 256, dtype=torch.bfloat16, device="cuda")
@@ -111,7 +111,7 @@ def test_zeros_and_what_is_no_number() -> None:
 def test_overlapping_kernels_give_the_same_bits_in_and_out_of_graphs(
     tile: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from octavo.gemm.hopper.floats.dense_gemv import gemv_linear
+    from octavo.gemm.hopper.floats.float_gemv import gemv_linear
 
     def weight(rows: int, size: int, scale: float) -> Tensor | Float8Weight:
         return random(rows, size, scale=scale) if tile is None else make_weight(rows, size, tile)

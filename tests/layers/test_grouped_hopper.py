@@ -122,8 +122,8 @@ def shares_of(
 
     The kernel's own functions, given Python's integers.
     """
-    from octavo.gemm.hopper.packed import parts
-    from octavo.gemm.hopper.packed.results import Work
+    from octavo.gemm.hopper.packed import split_k as parts
+    from octavo.gemm.hopper.packed.split_k import Work
 
     work = Work(0, 0, num_spans, num_units, 1)
     numbers = SimpleNamespace(maximum=max, minimum=min, where=lambda chosen, yes, no: yes if chosen else no)
@@ -245,7 +245,7 @@ def place_in_wgmma(
 @pytest.mark.parametrize("group", [32, 64, 256])
 def test_every_lane_has_the_weights_that_tensor_cores_take_from_it(dtype: torch.dtype, group: int) -> None:
     """From the words that a lane reads, by the kernel's own PTX, to the operands of all steps of a span."""
-    from octavo.gemm.hopper.packed.unpack_tile import scale_asm
+    from octavo.gemm.hopper.unpack_operands import scale_asm
 
     weight = weight_of(TILE, 256, group=group)
     row, word = places_of_registers(32).unbind(-1)

@@ -101,7 +101,7 @@ def test_other_devices_do_without_it() -> None:
 
 
 def test_arguments_that_do_not_fit(on_hopper: None) -> None:
-    from octavo.gemm.hopper.float8.many_gemm import many_linear
+    from octavo.gemm.hopper.float8.persistent_gemm import many_linear
 
     weight, x, scales = float8(64, 128), torch.zeros(65, 128).to(FLOAT8), torch.ones(65)
     options = {"row_scales": scales, "dtype": torch.bfloat16}

@@ -37,7 +37,7 @@ def operands(num_rows: int, num_weight_rows: int, size: int) -> tuple[Tensor, Te
 def multiply(
     x: Tensor, row_scales: Tensor, weight: Float8Weight, *, dtype: torch.dtype = torch.bfloat16, **options
 ) -> Tensor:
-    from octavo.gemm.hopper.float8.many_gemm import many_linear
+    from octavo.gemm.hopper.float8.persistent_gemm import many_linear
 
     return many_linear(x, weight, row_scales=row_scales, dtype=dtype, **options)
 

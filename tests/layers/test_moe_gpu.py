@@ -105,7 +105,7 @@ def test_float8_experts_of_a_model(experts: StackedExperts, num_tokens: int, who
 @pytest.mark.parametrize("rows", [16, 32, 64, 128])
 @pytest.mark.parametrize("tma", [False, True])
 def test_tilings_agree(experts: StackedExperts, rows: int, tma: bool) -> None:
-    from octavo.gemm.portable.experts.grouped import grouped_gemm
+    from octavo.gemm.portable.experts.grouped_gemm import grouped_gemm
     from octavo.gemm.portable.experts.sort_pairs import sort_pairs
 
     choice, x = make_choice(200), random(200, SHAPE[2])

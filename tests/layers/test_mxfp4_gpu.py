@@ -218,7 +218,7 @@ def test_overlapping_kernels_of_a_single_token_give_the_same_bits(
     ],
 )
 def test_tilings_agree(experts: StackedExperts, tiling: Mxfp4Tiling) -> None:
-    from octavo.gemm.portable.experts.mxfp4_gemm import grouped_gemm
+    from octavo.gemm.portable.experts.grouped_gemm import grouped_gemm
     from octavo.gemm.portable.experts.sort_pairs import sort_pairs
 
     choice, x = make_choice(200), rows(200)

@@ -59,7 +59,7 @@ def test_the_rows_of_a_table_say_why_and_can_be_launched() -> None:
     assert all(callable(product.run) for product in on_gpu)
     functions = {
         "gemv": ["gemv"],
-        "few": ["few_gate_up", "few_down"],
+        "few": ["pair_gate_up", "pair_down"],
         "grouped": ["grouped_gemm"],
         "rounded": ["grouped_gemm"],
         "persistent": ["expert_gemm"],

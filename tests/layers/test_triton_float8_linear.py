@@ -121,7 +121,7 @@ def test_a_row_does_not_depend_on_the_others(device: str, dtype: torch.dtype) ->
 def test_quantised_rows(
     device: str, dtype: torch.dtype, has_norm: bool, has_delta: bool, width: int | None
 ) -> None:
-    from octavo.kernels.quantise import quantise_rows as triton_quantise_rows
+    from octavo.kernels.rms_norm import quantise_rows as triton_quantise_rows
 
     x = random(5, 100, device=device, dtype=dtype)[:, :96] * torch.logspace(-2, 2, 5, device=device)[:, None]
     x = x.to(dtype)
@@ -150,7 +150,7 @@ def test_rows_with_what_is_no_number_show_it(
     device: str, dtype: torch.dtype, value: float, width: int | None
 ) -> None:
     """Trap: a GPU's minimum of NaN and 448 is 448, and such a row's product looked like numbers."""
-    from octavo.kernels.quantise import quantise_rows as triton_quantise_rows
+    from octavo.kernels.rms_norm import quantise_rows as triton_quantise_rows
 
     x = random(3, 96, device=device, dtype=dtype)
     x[1, 40] = value

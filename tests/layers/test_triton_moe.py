@@ -8,7 +8,7 @@ from triton_layer_cases import assert_as_good_as_torch, everywhere, ignores_over
 
 from octavo.forms.float8 import quantise_rows
 from octavo.forms.float_experts import ExpertWeight
-from octavo.gemm.expert_choice import Choice
+from octavo.gemm.expert_choice import Choice, Scoring
 from octavo.gemm.linear import PlainLinear
 from octavo.gemm.portable.experts.expert_tiling import GroupedTiling
 from octavo.gemm.stacked_experts import StackedExperts
@@ -55,6 +55,40 @@ def test_choice_of_experts(
         experts, weights = route_experts(logits, num_chosen, renormalises=renormalises)
     assert torch.equal(experts, expected.experts)
     torch.testing.assert_close(weights, expected.weights)
+
+
+@everywhere
+@pytest.mark.parametrize("renormalises", [True, False])
+@pytest.mark.parametrize("is_sigmoid", [True, False])
+@pytest.mark.parametrize(
+    ("num_experts", "num_chosen", "groups"), [(60, 5, None), (24, 4, (4, 2)), (30, 8, (5, 3)), (8, 2, (4, 1))]
+)
+@pytest.mark.parametrize("factor", [1.0, 2.5])
+def test_choice_by_scores(
+    device: str,
+    dtype: torch.dtype,
+    num_experts: int,
+    num_chosen: int,
+    groups: tuple[int, int] | None,
+    is_sigmoid: bool,
+    renormalises: bool,
+    factor: float,
+) -> None:
+    from octavo.gemm.portable.experts.router_logits import route_experts
+
+    logits = random(7, num_experts, device=device) * 2
+    logits[1] = 0.0
+    # All sigmoids are 0.
+    logits[2] = -200.0
+    bias = random(num_experts, device=device, seed=5) / 4
+    for scoring in (Scoring(is_sigmoid, bias, groups, factor), Scoring(is_sigmoid, None, groups, factor)):
+        expected = route_by_logits(logits, num_chosen, renormalises=renormalises, scoring=scoring)
+        with poisoned_memory():
+            experts, weights = route_experts(logits, num_chosen, renormalises=renormalises, scoring=scoring)
+        # Equal groups have no order.
+        rows = slice(None) if groups is None or scoring.bias is not None else [0, 3, 4, 5, 6]
+        assert torch.equal(experts[rows], expected.experts[rows])
+        torch.testing.assert_close(weights[rows], expected.weights[rows])
 
 
 @everywhere
@@ -166,7 +200,7 @@ def test_experts(
 @pytest.mark.parametrize("tma", [False, True])
 @pytest.mark.parametrize("num_slots", [1, 2])
 def test_any_tiling_computes_the_same(device: str, dtype: torch.dtype, num_slots: int, tma: bool) -> None:
-    from octavo.gemm.portable.experts.grouped import grouped_gemm
+    from octavo.gemm.portable.experts.grouped_gemm import grouped_gemm
     from octavo.gemm.portable.experts.sort_pairs import sort_pairs
 
     gate_up, down = make_weights(3, 40, 72, device, dtype)

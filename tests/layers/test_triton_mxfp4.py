@@ -95,7 +95,7 @@ def test_experts_with_biases(device: str, dtype: torch.dtype, product: str, num_
 @everywhere
 @pytest.mark.parametrize("tiling", [Mxfp4Tiling(16, 32, 1, 4, 2), Mxfp4Tiling(8, 32, 4, 4, 3)])
 def test_any_tiling_computes_the_same(device: str, dtype: torch.dtype, tiling: Mxfp4Tiling) -> None:
-    from octavo.gemm.portable.experts.mxfp4_gemm import grouped_gemm
+    from octavo.gemm.portable.experts.grouped_gemm import grouped_gemm
     from octavo.gemm.portable.experts.sort_pairs import sort_pairs
 
     gate_up, down = (make_mxfp4(3, rows, 64, device, 1, bias=False) for rows in (128, 64))
@@ -126,11 +126,11 @@ def test_every_exponent_counts(device: str, dtype: torch.dtype, product: str) ->
     x = torch.block_diag(*random(8, 32, device=device).unsqueeze(1))
     if product == "few":
         from octavo.gemm.portable.experts.expert_tiling import MXFP4_FEW_TILING
-        from octavo.gemm.portable.experts.mxfp4_gemm import few_down
+        from octavo.gemm.portable.experts.grouped_gemm import pair_down
 
-        got = few_down(x, down, choice, None, MXFP4_FEW_TILING)
+        got = pair_down(x, down, choice, None, MXFP4_FEW_TILING)
     else:
-        from octavo.gemm.portable.experts.mxfp4_gemm import grouped_gemm
+        from octavo.gemm.portable.experts.grouped_gemm import grouped_gemm
         from octavo.gemm.portable.experts.sort_pairs import sort_pairs
 
         by_expert = sort_pairs(choice.experts, 1, 1)

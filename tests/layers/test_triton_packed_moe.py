@@ -54,7 +54,7 @@ def test_experts(
 @pytest.mark.parametrize("num_slots", [1, 2])
 def test_any_tiling_computes_the_same(device: str, dtype: torch.dtype, num_slots: int) -> None:
     """Several tiles of rows for a program, and columns that no tile divides."""
-    from octavo.gemm.portable.experts.packed_grouped import grouped_gemm
+    from octavo.gemm.portable.experts.grouped_gemm import grouped_gemm
     from octavo.gemm.portable.experts.sort_pairs import sort_pairs
 
     options = {"bits": 4, "group": 32, "ordered": False}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
-from octavo.kernels.rows import new_rows
+from octavo.kernels.padded_rows import new_rows
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from octavo.kernels.stream import add_to_stream, inverse_rms
+from octavo.kernels.rms_norm import add_to_stream, inverse_rms
 from octavo.parallel.triton.rank_barrier import sum_slots
 
 

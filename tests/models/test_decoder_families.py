@@ -70,6 +70,17 @@ SMOLLM3 = SMALL | {"pad_token_id": 0}
 PHI3 = {key: value for key, value in SMALL.items() if key != "head_dim"} | {"pad_token_id": 0}
 
 
+# They have no head_dim of their own, either.
+OLMO = {key: value for key, value in SMALL.items() if key != "head_dim"} | {"pad_token_id": 0}
+OLMO3 = OLMO | {"num_hidden_layers": 5, "sliding_window": 6}
+EXAONE4 = SMALL | {"sliding_window": 6, "num_hidden_layers": 5}
+GRANITE = OLMO | {
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 6.0,
+    "rms_norm_eps": 1e-3,
+}
 # Of 16 dimensions 12 turn.
 PARTIAL = {"partial_rotary_factor": 0.75, "tie_word_embeddings": True}
 
@@ -114,6 +125,37 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3-window": (
         "SmolLM3Config",
         SMOLLM3 | {"no_rope_layers": [0, 1, 0], "use_sliding_window": True, "sliding_window": 5},
+    ),
+    "olmo2": ("Olmo2Config", OLMO),
+    "olmo2-bias-tied": (
+        "Olmo2Config",
+        OLMO | {"attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 4},
+    ),
+    "olmo3": ("Olmo3Config", OLMO3),
+    "olmo3-yarn": (
+        "Olmo3Config",
+        OLMO3
+        | rope(
+            {
+                "full_attention": YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            }
+        ),
+    ),
+    "exaone4": ("Exaone4Config", EXAONE4),
+    "exaone4-full": (
+        "Exaone4Config",
+        EXAONE4 | {"sliding_window": None, "layer_types": ["full_attention"] * 5, "num_key_value_heads": 1},
+    ),
+    "granite": ("GraniteConfig", GRANITE),
+    "granite-biases-tied": (
+        "GraniteConfig",
+        GRANITE | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "seed-oss": ("SeedOssConfig", SMALL),
+    "seed-oss-biases": (
+        "SeedOssConfig",
+        SMALL | {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
     ),
     "qwen2": ("Qwen2Config", SMALL),
     "qwen2-window-tied": (

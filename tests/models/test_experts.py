@@ -35,6 +35,25 @@ QWEN3: dict[str, Any] = SMALL | {
     "num_experts_per_tok": 2,
     "num_hidden_layers": 3,
 }
+NO_HEAD_DIM: dict[str, Any] = {key: value for key, value in SMALL.items() if key != "head_dim"}
+QWEN2: dict[str, Any] = {
+    "moe_intermediate_size": 24,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "shared_expert_intermediate_size": 40,
+}
+GLM4: dict[str, Any] = {
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "routed_scaling_factor": 1.5,
+}
+ERNIE: dict[str, Any] = {
+    "moe_intermediate_size": 24,
+    "moe_num_experts": 6,
+    "moe_k": 2,
+    "moe_num_shared_experts": 2,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe": (
         "Qwen3MoeConfig",
@@ -56,6 +75,37 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe-without-experts-by-list": ("Qwen3MoeConfig", QWEN3 | {"mlp_only_layers": [0, 1, 2]}),
     "qwen3-moe-without-experts-by-step": ("Qwen3MoeConfig", QWEN3 | {"decoder_sparse_step": 4}),
     "qwen3-moe-without-experts-by-number": ("Qwen3MoeConfig", QWEN3 | {"num_experts": 0}),
+    "qwen2-moe": ("Qwen2MoeConfig", NO_HEAD_DIM | QWEN2),
+    "qwen2-moe-dense-layers-without-bias": (
+        "Qwen2MoeConfig",
+        NO_HEAD_DIM | QWEN2 | {"decoder_sparse_step": 2, "qkv_bias": False, "norm_topk_prob": True},
+    ),
+    "glm4-moe": ("Glm4MoeConfig", SMALL | GLM4 | {"first_k_dense_replace": 1, "use_qk_norm": True}),
+    "glm4-moe-groups": (
+        "Glm4MoeConfig",
+        SMALL
+        | GLM4
+        | {"n_group": 4, "topk_group": 2, "attention_bias": True, "n_shared_experts": 2}
+        | {"norm_topk_prob": False, "routed_scaling_factor": 2.5, "first_k_dense_replace": 0},
+    ),
+    "minimax-m2": (
+        "MiniMaxM2Config",
+        SMALL | {"num_local_experts": 8, "num_experts_per_tok": 3, "rotary_dim": 8},
+    ),
+    "ernie-moe": ("Ernie4_5_MoeConfig", NO_HEAD_DIM | ERNIE),
+    "ernie-moe-interval": (
+        "Ernie4_5_MoeConfig",
+        NO_HEAD_DIM
+        | ERNIE
+        | {"num_hidden_layers": 5, "moe_layer_start_index": 2, "moe_layer_end_index": 3}
+        | {"moe_layer_interval": 2, "moe_num_shared_experts": 0, "tie_word_embeddings": True},
+    ),
+    "hy-v3": (
+        "HYV3Config",
+        SMALL
+        | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+        | {"num_shared_experts": 2, "mlp_layer_types": ["sparse", "dense", "sparse"]},
+    ),
     "mixtral": ("MixtralConfig", SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "mixtral-window": (
         "MixtralConfig",
@@ -89,7 +139,10 @@ def test_logits_and_greedy_tokens_equal_transformers(case: str) -> None:
         assert continued[name] == hugging_face_greedy(model, tokens, 6)
 
 
-@pytest.mark.parametrize("case", ["qwen3-moe", "mixtral", "olmoe"])
+@pytest.mark.parametrize(
+    "case",
+    ["qwen3-moe", "mixtral", "olmoe", "qwen2-moe", "glm4-moe-groups", "minimax-m2", "ernie-moe", "hy-v3"],
+)
 def test_a_saved_folder_generates_what_transformers_does(case: str, tmp_path: Path) -> None:
     """Files as they are on the hub: a tensor for each expert, Mixtral's under names of its own."""
     model = make_model(case)
@@ -112,7 +165,8 @@ def test_parameter_shapes_are_those_of_transformers(case: str) -> None:
     weights = with_expert_names(hugging_face_weights(model))
     assert {name: weights.shape(name) for name in weights.names()} == parameter_shapes(config)
     embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
-    assert num_parameters(config) == sum(parameter.numel() for parameter in model.parameters())
+    biases = [each for name, each in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    assert num_parameters(config) == sum(each.numel() for each in (*model.parameters(), *biases))
     if config.experts is None:
         assert num_active_parameters(config) == num_parameters(config)
     else:
@@ -223,8 +277,7 @@ def test_malformed_experts_are_refused_by_name(change: dict[str, Any], message: 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architectures": ["Qwen2MoeForCausalLM"]}, "experts that all tokens share"),
-        ({"architectures": ["DeepseekV3ForCausalLM"]}, "experts that all tokens share"),
+        ({"architectures": ["DeepseekV3ForCausalLM"]}, "keys that are compressed into one latent row"),
         ({"architectures": ["Llama4ForCausalLM"]}, "experts that all tokens share"),
         ({"shared_expert_intermediate_size": 32}, "shared_expert_intermediate_size = 32 is not supported"),
         ({"n_shared_experts": 1}, "n_shared_experts = 1 is not supported"),
@@ -235,3 +288,41 @@ def test_malformed_experts_are_refused_by_name(change: dict[str, Any], message: 
 def test_other_mixtures_are_refused_by_name(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
         ModelConfig.from_hf(BASE | change)
+
+
+def test_layers_that_predict_a_token_further_are_left_alone() -> None:
+    model = make_model("glm4-moe")
+    tensors = hugging_face_weights(model).tensors
+    drafts = {
+        name.replace("layers.2.", "layers.3."): each for name, each in tensors.items() if "layers.2." in name
+    }
+    drafts["model.layers.3.eh_proj.weight"] = torch.zeros(64, 128)
+    fields = config_json(model)
+    make_decoder(ModelConfig.from_hf(fields), DictWeights(tensors | drafts))
+    none = {"num_mtp_layers": 0, "num_nextn_predict_layers": 0}
+    with pytest.raises(WeightsError, match=r"has model\.layers\.3\."):
+        make_decoder(ModelConfig.from_hf(fields | none), DictWeights(tensors | drafts))
+
+
+@pytest.mark.parametrize(
+    ("case", "fields", "message"),
+    [
+        ("glm4-moe", {"n_group": 3}, "n_group must be a number of equal groups"),
+        ("glm4-moe", {"n_group": 8}, "n_group must be a number of equal groups of at least two"),
+        ("glm4-moe", {"n_group": 2, "topk_group": 3}, "topk_group must be"),
+        ("hy-v3", {"mlp_layer_types": ["sparse", "both", "dense"]}, "mlp_layer_types must be a list"),
+        ("hy-v3", {"mlp_layer_types": ["sparse"]}, "mlp_layer_types must be a list"),
+        ("ernie-moe", {"moe_layer_interval": 0}, "moe_layer_interval must be"),
+        ("minimax-m2", {"rotary_dim": 18}, "rotary_dim must be"),
+    ],
+)
+def test_fields_of_experts_are_checked(case: str, fields: dict[str, Any], message: str) -> None:
+    config = config_json(make_model(case))
+    config.pop("rope_parameters", None)
+    with pytest.raises(FileFormatError, match=message):
+        ModelConfig.from_hf(config | fields)
+
+
+def test_biases_of_ernie_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="use_bias = True is not supported"):
+        ModelConfig.from_hf(config_json(make_model("ernie-moe")) | {"use_bias": True})

@@ -212,6 +212,35 @@ def test_layers_without_rotation_are_checked(layers: Any) -> None:
         read(smollm3 | {"no_rope_layers": layers})
 
 
+def test_windows_by_letters() -> None:
+    exaone4 = LLAMA | {"architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "sliding_window": 8}
+    config = read(exaone4 | {"sliding_window_pattern": "LLLG", "num_hidden_layers": 7})
+    # The last layer sees all keys, whatever its letter says; layers that do are not rotated.
+    assert config.layer_windows == (8, 8, 8, None, 8, 8, None)
+    assert config.layer_ropes == (0, 0, 0, 1, 0, 0, 1)
+    for wrong in ("", "LLX", 0, [3]):
+        with pytest.raises(FileFormatError, match="sliding_window_pattern must be"):
+            read(exaone4 | {"sliding_window_pattern": wrong})
+
+
+def test_multipliers_are_read_by_families_that_have_them() -> None:
+    factors = {
+        "embedding_multiplier": 12,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 8,
+        "rms_norm_eps": 1e-5,
+    }
+    granite = LLAMA | {"architectures": ["GraniteForCausalLM"], "model_type": "granite"}
+    config = read(granite | factors | {"attention_multiplier": 0.0625})
+    assert (config.embedding_multiplier, config.logits_scaling, config.attention_scale) == (24.0, 8.0, 0.0625)
+    assert config.rms_norm_eps == pytest.approx(4e-5)
+    for name in ("embedding_multiplier", "residual_multiplier", "logits_scaling", "attention_multiplier"):
+        with pytest.raises(FileFormatError, match=f"{name} must be"):
+            read(granite | {name: -1.0})
+        with pytest.raises(UnsupportedModelError, match=name):
+            read(LLAMA | {name: 2.0})
+
+
 def test_explicit_frequency_factors() -> None:
     factors = [1.0 + index for index in range(32)]
     config = read(LLAMA | {"rope_scaling": {"rope_type": "factors", "factors": factors}})

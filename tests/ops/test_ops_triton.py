@@ -1,17 +1,11 @@
 """The GPU's path of octavo.ops, appending and attention, in Triton's interpreter on a CPU."""
 
-import sys
-from pathlib import Path
-
-import pytest
-import torch
-from fewer import fewer
-
-sys.path.append(str(Path(__file__).parents[1] / "attention"))
-
 # Makes the interpreter fast and right before any kernel is defined.
 import ops_cases
+import pytest
+import torch
 from edge_rows import FORMS, check_dense_used, check_empty_rows, check_no_sequences
+from fewer import fewer
 from kvcache_cases import kvcache_case
 from ops_cases import Maker, dense_case, varlen_case
 from test_ops_matrix import check

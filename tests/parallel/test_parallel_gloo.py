@@ -1,22 +1,18 @@
 """Two ranks over gloo compute what one computes."""
 
 import json
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from decoder_harness import DictWeights, PagedSequences, greedy, make_decoder, run_chunked
 from safetensors.torch import load_file, save_file
 
 from octavo.errors import EngineError
 from octavo.models import Decoder, ModelConfig, parameter_shapes
 from octavo.parallel import TensorParallel, connect_gloo, nccl
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
-
-from decoder_harness import DictWeights, PagedSequences, greedy, make_decoder, run_chunked
 
 TINY: dict[str, Any] = {
     # Odd on purpose: the last rank's part of the vocabulary is padded.
@@ -41,6 +37,20 @@ CASES: dict[str, dict[str, Any]] = {
         "sliding_window": 4,
         "sliding_window_pattern": 2,
         "tie_word_embeddings": True,
+    },
+    "norms-of-outputs-alone": {
+        "architectures": ["Olmo3ForCausalLM"],
+        "num_key_value_heads": 2,
+        "sliding_window": 4,
+        "attention_bias": True,
+    },
+    "multipliers": {
+        "architectures": ["GraniteForCausalLM"],
+        "num_key_value_heads": 2,
+        "embedding_multiplier": 12,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 3.0,
     },
 }
 

@@ -1,22 +1,59 @@
-"""What the assembler makes of kernels for a Hopper GPU, found without a GPU."""
+"""What the assembler makes of kernels for a Hopper GPU, found without a GPU.
 
+As a script, it runs the scripts whose paths it reads: importing PyTorch and Triton takes as long as compiling
+what most of them do, so one process is there for all.
+"""
+
+import atexit
+import io
 import json
 import os
+import runpy
 import subprocess
 import sys
+import traceback
+from contextlib import redirect_stdout
+from functools import cache
 from pathlib import Path
 from typing import Any
-
-# Scripts of any room import helpers of attention and what all share.
-_HELPERS = (Path(__file__).parents[1] / "attention", Path(__file__).parent)
 
 
 def compiled_figures(script: Path) -> dict[str, Any]:
     """Run a script that compiles kernels and prints JSON, in a process without Triton's interpreter."""
+    process = _compiler()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{script}\n")
+    process.stdin.flush()
+    answer = json.loads(process.stdout.readline() or '{"error": "its process ended"}')
+    assert "error" not in answer, f"{script}: {answer['error']}"
+    return json.loads(answer["output"])
+
+
+@cache
+def _compiler() -> "subprocess.Popen[str]":
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join([*map(str, _HELPERS), environment.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, script], env=environment, capture_output=True, text=True, check=False
+    # Scripts of any room import what all share.
+    helpers = str(Path(__file__).parent)
+    environment["PYTHONPATH"] = os.pathsep.join([helpers, environment.get("PYTHONPATH", "")])
+    process = subprocess.Popen(
+        [sys.executable, __file__], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    # It ends with its input.
+    atexit.register(process.communicate)
+    return process
+
+
+def _answer(script: str) -> dict[str, str]:
+    output = io.StringIO()
+    try:
+        with redirect_stdout(output):
+            runpy.run_path(script, run_name="__main__")
+    except Exception:
+        return {"error": traceback.format_exc()}
+    return {"output": output.getvalue()}
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        print(json.dumps(_answer(line.rstrip("\n"))), flush=True)

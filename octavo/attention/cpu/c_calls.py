@@ -17,7 +17,7 @@ from octavo.attention.plan.host_plan import ForestPlan
 from octavo.attention.score_options import ScoreOptions, shift_positions
 from octavo.attention.torch_paged import host_plan
 from octavo.errors import EngineError, InvalidArgumentError, OctavoError, OutOfMemoryError
-from octavo.kernels.c.compile import TOOLS, KernelUnavailableError, Library, load_library
+from octavo.kernels.c.compiler import TOOLS, KernelUnavailableError, Library, load_library
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 _FOLDER = Path(__file__).parent

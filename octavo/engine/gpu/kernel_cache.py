@@ -16,7 +16,7 @@ from triton import knobs
 from triton.runtime.cache import FileCacheManager
 
 from octavo.errors import ConfigError
-from octavo.kernels.c.compile import cache_folder
+from octavo.kernels.c.compiler import cache_folder
 from octavo.own_files import make_own_folder, opened_own
 
 _PACKAGE = Path(__file__).parents[2]

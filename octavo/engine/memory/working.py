@@ -38,8 +38,9 @@ def rank_share(model: ModelConfig, parallel: TensorParallel, *, expert_parallel:
     heads = shard_heads(model.num_heads, model.num_kv_heads, parallel)
     experts = model.experts
     if experts is not None:
+        shared = shard_range(experts.shared_size, parallel, what="columns of shared experts")
         with names_expert_parallel(experts, parallel):
-            experts = replace(experts, size=len(expert_part(experts, parallel)))
+            experts = replace(experts, size=len(expert_part(experts, parallel)), shared_size=len(shared))
     has_dense_layers = experts is None or not all(experts.layers)
     return replace(
         model,
@@ -145,4 +146,6 @@ def _qkv_size(share: ModelConfig) -> int:
 def _expert_bytes_per_token(model: ModelConfig, experts: ExpertsConfig, itemsize: int) -> int:
     """Return a token's bytes of router logits, rows for its experts, [gate | up], results and their sum."""
     row_bytes = itemsize * (2 * experts.size + experts.size + model.hidden_size)
-    return _FLOAT32 * (experts.number + model.hidden_size) + experts.num_chosen * (row_bytes + 4 * _INT32)
+    shared = itemsize * (3 * experts.shared_size + 2 * model.hidden_size) if experts.shared_size else 0
+    logits = _FLOAT32 * (experts.number + model.hidden_size)
+    return max(logits + experts.num_chosen * (row_bytes + 4 * _INT32), shared)

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 from octavo.attention.cpu.c_calls import ATTENTION
-from octavo.kernels.c.compile import KernelUnavailableError, Library, load_library
+from octavo.kernels.c.compiler import KernelUnavailableError, Library, load_library
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 _FOLDER = Path(__file__).parent / "c"

@@ -65,7 +65,7 @@ def float8_linear(
         weight_ptr=weight.values,
         scale_ptr=weight.scales,
         row_scale_ptr=row_scales,
-        bias_ptr=out if bias is None else bias,
+        bias_ptr=bias,
         out_ptr=out,
         num_rows=num_rows,
         num_weight_rows=num_weight_rows,
@@ -78,7 +78,6 @@ def float8_linear(
         STAGES=tiling.num_stages,
         HEIGHT=weight.height,
         WIDTH=weight.width,
-        BIAS=bias is not None,
         ACTIVATION=activation,
         ADD=residual is not None,
         num_warps=tiling.num_warps,
@@ -93,7 +92,7 @@ def _float8_linear_kernel(
     num_rows, num_weight_rows, stride_x, stride_out,
     SIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
-    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, ADD: tl.constexpr, OVERLAP: tl.constexpr,
+    ACTIVATION: tl.constexpr, ADD: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Grid: (ceil(num_weight_rows / COLUMNS), ceil(num_rows / ROWS)).
 
@@ -132,7 +131,7 @@ def _float8_linear_kernel(
     if not TILED:
         sums *= tl.load(scale_at)[:, None]
     sums *= tl.load(row_scale_ptr + x_row)[None, :]
-    if BIAS:
+    if bias_ptr is not None:
         sums += tl.load(bias_ptr + weight_row).to(tl.float32)[:, None]
     column = index
     if ACTIVATION is not None:

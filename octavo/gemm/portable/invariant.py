@@ -33,6 +33,7 @@ def invariant_linear(
     *,
     dtype: torch.dtype | None = None,
     tiling: InvariantTiling | None = None,
+    parts: int = 1,
 ) -> Tensor:
     """Return x W^T + bias; a row's bits depend on that row, weight and bias only. Sums are float32.
 
@@ -42,6 +43,8 @@ def invariant_linear(
         bias: [N] contiguous, or None.
         dtype: of the result; None: that of x.
         tiling: None: tiling_for's. Changes no bit of the result.
+        parts: of each step's K, multiplied side by side, since a product waits for the one before it with
+            the same sum; a power of two. Changes bits.
 
     Returns:
         A new contiguous [M, N].
@@ -62,7 +65,7 @@ def invariant_linear(
         (tiling.num_programs(num_rows, num_columns),),
         x_ptr=x,
         weight_ptr=weight,
-        bias_ptr=weight if bias is None else bias,
+        bias_ptr=bias,
         out_ptr=out,
         num_rows=num_rows,
         num_columns=num_columns,
@@ -71,9 +74,9 @@ def invariant_linear(
         ROWS=tiling.rows,
         COLUMNS=tiling.columns,
         DEPTH=tiling.depth,
+        PARTS=parts,
         STAGES=tiling.num_stages,
         GROUP=_GROUP,
-        BIAS=bias is not None,
         num_warps=tiling.num_warps,
         **overlap_options(x),
     )
@@ -81,7 +84,7 @@ def invariant_linear(
 
 
 class InvariantLinear(UnfusedLinear):
-    """y = x W^T + b, each row by itself; see invariant_linear."""
+    """y = x W^T + b, in which no row depends on the others; see invariant_linear."""
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype | None = None
@@ -107,39 +110,59 @@ def _tile(num_rows, num_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr, GROU
     return first + at % height, at // height
 
 
+@triton.jit
+def _parts_of(LENGTH: tl.constexpr, DEPTH: tl.constexpr, PARTS: tl.constexpr):
+    """Return rows and columns of K of a step's operand [PARTS * LENGTH, DEPTH / PARTS]: parts one by one."""
+    index = tl.arange(0, PARTS * LENGTH)
+    k = tl.arange(0, DEPTH // PARTS)[None, :]
+    if PARTS == 1:
+        return index, k
+    else:
+        return index % LENGTH, (index // LENGTH * (DEPTH // PARTS))[:, None] + k
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _linear_kernel(
     x_ptr, weight_ptr, bias_ptr, out_ptr, num_rows, num_columns, stride_x,
     SIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    STAGES: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr, OVERLAP: tl.constexpr,
+    PARTS: tl.constexpr, STAGES: tl.constexpr, GROUP: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Grid: (tiles of rows x tiles of columns,). Beyond K both operands are 0, which changes no sum."""
     EVEN: tl.constexpr = SIZE % DEPTH == 0
     start_next(OVERLAP)
     row_tile, column_tile = _tile(num_rows, num_columns, ROWS, COLUMNS, GROUP)
-    row = row_tile * ROWS + tl.arange(0, ROWS)
-    column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
-    k = tl.arange(0, DEPTH)
-    is_row = (row < num_rows)[:, None]
-    x_at = x_ptr + row.to(tl.int64)[:, None] * stride_x + k[None, :]
+    x_index, x_k = _parts_of(ROWS, DEPTH, PARTS)
+    weight_index, weight_k = _parts_of(COLUMNS, DEPTH, PARTS)
+    x_row = row_tile * ROWS + x_index
+    is_row = (x_row < num_rows)[:, None]
+    x_at = x_ptr + x_row.to(tl.int64)[:, None] * stride_x + x_k
     # Columns past the end repeat the last one and are not stored; rows past the end are not read.
-    weight_row = tl.minimum(column, num_columns - 1).to(tl.int64)
-    weight_at = weight_ptr + weight_row[:, None] * SIZE + k[None, :]
+    weight_row = tl.minimum(column_tile * COLUMNS + weight_index, num_columns - 1).to(tl.int64)
+    weight_at = weight_ptr + weight_row[:, None] * SIZE + weight_k
     wait_for_previous(OVERLAP)
 
-    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    total = tl.zeros([ROWS, COLUMNS] if PARTS == 1 else [PARTS, ROWS, COLUMNS], tl.float32)
     for start in tl.range(0, SIZE, DEPTH, num_stages=STAGES):
         if EVEN:
             x = tl.load(x_at + start, mask=is_row, other=0.0)
             weight = tl.load(weight_at + start)
         else:
-            is_k = (start + k < SIZE)[None, :]
-            x = tl.load(x_at + start, mask=is_row & is_k, other=0.0)
-            weight = tl.load(weight_at + start, mask=is_k, other=0.0)
-        total = tl.dot(x, tl.trans(weight), total, input_precision="ieee")
+            x = tl.load(x_at + start, mask=is_row & (start + x_k < SIZE), other=0.0)
+            weight = tl.load(weight_at + start, mask=start + weight_k < SIZE, other=0.0)
+        if PARTS == 1:
+            weight = tl.trans(weight)
+        else:
+            x = tl.reshape(x, [PARTS, ROWS, DEPTH // PARTS])
+            weight = tl.permute(tl.reshape(weight, [PARTS, COLUMNS, DEPTH // PARTS]), (0, 2, 1))
+        total = tl.dot(x, weight, total, input_precision="ieee")
+    if PARTS > 1:
+        total = tl.sum(total, axis=0)
 
+    row = row_tile * ROWS + tl.arange(0, ROWS)
+    column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
     is_column = column < num_columns
-    if BIAS:
+    if bias_ptr is not None:
         total += tl.load(bias_ptr + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
     out_at = out_ptr + row.to(tl.int64)[:, None] * num_columns + column[None, :]
-    tl.store(out_at, total.to(out_ptr.dtype.element_ty), mask=is_row & is_column[None, :])
+    inside = (row < num_rows)[:, None] & is_column[None, :]
+    tl.store(out_at, total.to(out_ptr.dtype.element_ty), mask=inside)

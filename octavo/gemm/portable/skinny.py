@@ -1,7 +1,7 @@
 """The skinny GEMM, for 1 to 4 rows: y = epilogue(prologue(x) W^T); imported only where Triton runs.
 
-With so few rows, the time of a GEMM is that of reading the weights and of a launch. So norms, activations and
-the residual sum are fused into it:
+With so few rows a GEMM takes as long as a launch and reading the weights. So norms, activations and the
+residual sum are fused into it:
 
     prologue   RMS norm of x: its weight is multiplied in while x is loaded, its 1 / rms into the results
     epilogue   + bias; gated activation of [gate | up], or sum into the residual stream, in place
@@ -11,6 +11,7 @@ cores. A row's result depends on its own values, on the tiling and on the number
 power of two, never on what the other rows hold.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -33,12 +34,13 @@ def skinny_linear(
     eps: float = 0.0,
     activation: str | None = None,
     residual: Tensor | None = None,
+    dtype: torch.dtype | None = None,
     tiling: Tiling | None = None,
 ) -> Tensor:
     """Return epilogue(prologue(x) W^T + bias); sums are float32.
 
     The previous kernel must not write weight, bias or norm_weight: this one may read them while that one
-        runs.
+    runs.
 
     Args:
         x: [M, K] bfloat16, float16 or float32, 1 <= M <= MAX_ROWS; rows any stride apart, last dimension
@@ -52,10 +54,11 @@ def skinny_linear(
         activation: "silu", "gelu" or "gelu_tanh": the result is activation(gate) * up, N / 2 columns.
         residual: [M, N] dtype of x, rows any stride apart, last dimension contiguous, not overlapping x: the
             result is added to it; not together with an activation.
+        dtype: of a result without residual; None: that of x.
         tiling: None: tiling_for's.
 
     Returns:
-        residual, or a new contiguous [M, N] or [M, N / 2], dtype of x.
+        residual, or a new contiguous [M, N] or [M, N / 2].
 
     Raises:
         InvalidArgumentError: a shape, dtype or stride does not fit.
@@ -72,7 +75,8 @@ def skinny_linear(
         raise InvalidArgumentError(f"x must be [M, K] with 1 <= M <= {MAX_ROWS}, got {list(x.shape)}")
     if norm_weight is not None:
         check_vector("norm_weight", norm_weight, size)
-    out = make_result(x, num_weight_rows, activation, residual)
+    like = x if dtype is None else x.new_empty(num_rows, 0, dtype=dtype)
+    out = make_result(like, num_weight_rows, activation, residual)
     if tiling is None:
         tiling = tiling_for(num_rows, num_weight_rows, size, x.dtype)
     launch(
@@ -80,10 +84,10 @@ def skinny_linear(
         (-(-num_weight_rows // tiling.columns),),
         x_ptr=x,
         weight_ptr=weight,
-        bias_ptr=weight if bias is None else bias,
-        norm_weight_ptr=weight if norm_weight is None else norm_weight,
+        bias_ptr=bias,
+        norm_weight_ptr=norm_weight,
         out_ptr=out,
-        scale_ptr=weight if scales is None else scales,
+        scale_ptr=scales,
         num_rows=num_rows,
         num_weight_rows=num_weight_rows,
         stride_x=x.stride(0),
@@ -93,11 +97,8 @@ def skinny_linear(
         ROWS=power_of_two(num_rows),
         COLUMNS=tiling.columns,
         DEPTH=tiling.depth,
-        NORM=norm_weight is not None,
-        BIAS=bias is not None,
         ACTIVATION=activation,
         ADD=residual is not None,
-        SCALED=scales is not None,
         HEIGHT=height,
         WIDTH=width,
         num_warps=tiling.num_warps,
@@ -120,8 +121,7 @@ def _skinny_linear_kernel(
     x_ptr, weight_ptr, bias_ptr, norm_weight_ptr, out_ptr, scale_ptr,
     num_rows, num_weight_rows, stride_x, stride_out, eps,
     SIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    NORM: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, ADD: tl.constexpr,
-    SCALED: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    ACTIVATION: tl.constexpr, ADD: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Grid: (ceil(num_weight_rows / COLUMNS),).
@@ -131,8 +131,10 @@ def _skinny_linear_kernel(
     results, those of narrower tiles into the sums of VECTOR products.
     """
     HALVES: tl.constexpr = 1 if ACTIVATION is None else 2
+    NORM: tl.constexpr = norm_weight_ptr is not None
+    SCALED: tl.constexpr = scale_ptr is not None
     # Products of what one thread loads at once, 16 bytes, are added up at once: fewer sums in registers.
-    # A thread loads 8 bytes of float8 at once, so that it has the same numbers of x: 16 bytes.
+    # In float8 a thread loads 8 bytes at once, so that it has the same numbers of x: 16 bytes.
     VECTOR: tl.constexpr = 8 if SCALED else 128 // weight_ptr.dtype.element_ty.primitive_bitwidth
     TILED: tl.constexpr = SCALED and WIDTH < SIZE
     start_next(OVERLAP)
@@ -176,7 +178,7 @@ def _skinny_linear_kernel(
         out *= tl.rsqrt(tl.sum(squares, axis=2) / SIZE + eps)
     if SCALED and not TILED:
         out *= tl.load(scale_ptr + weight_row // HEIGHT)[None, :]
-    if BIAS:
+    if bias_ptr is not None:
         out += tl.load(bias_ptr + weight_row).to(tl.float32)[None, :]
     column = index
     if ACTIVATION is not None:

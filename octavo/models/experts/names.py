@@ -3,6 +3,8 @@
     here, Qwen, OLMoE   mlp.gate.weight (router), mlp.experts.3.gate_proj.weight, .up_proj, .down_proj
     Mixtral             block_sparse_moe.gate.weight, .experts.3.w1.weight, .w3, .w2
     llm-compressor      block_sparse_moe.gate.weight, .experts.3.gate_proj.weight, .up_proj, .down_proj
+    GLM, Ernie          mlp.shared_experts.gate_proj.weight beside them, here mlp.shared_expert
+    HY                  mlp.router.gate.weight, mlp.expert_bias, mlp.shared_mlp.gate_proj.weight
     transformers 5      mlp.gate.weight, mlp.experts.gate_up_proj [E, 2 n, hidden], .down_proj [E, hidden, n]
 
     gpt-oss             mlp.router.weight, .bias
@@ -79,6 +81,11 @@ def gpt_oss_places(weights: WeightSource, name: str) -> Iterator[tuple[str, Plac
 _MIXTRAL = re.compile(
     r"(.*)\.block_sparse_moe\.(?:gate|experts\.(\d+)\.(w1|w2|w3|gate_proj|up_proj|down_proj))\.(\w+)"
 )
+# What stands beside experts: those that every token goes to, and the bias of the choice.
+_BESIDE = re.compile(
+    r"(.*)\.(?:mlp|block_sparse_moe)\.(?:shared_(?:experts|mlp)\.(.+)|router\.gate\.(weight)|expert_bias"
+    r"|(?:gate\.|moe_statics\.|gate\.moe_statics\.)?e_score_correction_bias)"
+)
 _MIXTRAL_PROJECTIONS = {
     **{name: name for name in ("gate_proj", "up_proj", "down_proj")},
     **{"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"},
@@ -143,6 +150,12 @@ def with_stored_expert_names(tensors: StoredTensors, tile_rows: int = 1) -> Stor
 def _places(weights: WeightSource, name: str, tile_rows: int = 1) -> Iterator[tuple[str, Place]]:
     """Yield the tensors that a stored one contains, by our names."""
     shape = tuple(weights.shape(name))
+    if (match := _BESIDE.fullmatch(name)) is not None:
+        is_bias = match[2] is None and match[3] is None
+        own = f"shared_expert.{match[2]}" if match[2] else f"gate.{match[3] or 'e_score_correction_bias'}"
+        # Ernie's bias is a matrix of one row.
+        yield f"{match[1]}.mlp.{own}", Place(name=name, shape=shape[-1:] if is_bias else shape)
+        return
     if (match := _MIXTRAL.fullmatch(name)) is not None:
         prefix, expert, projection, suffix = match.groups()
         part = "gate" if expert is None else f"experts.{expert}.{_MIXTRAL_PROJECTIONS[projection]}"

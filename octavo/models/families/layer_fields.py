@@ -46,7 +46,7 @@ def read_ropes(fields: ConfigFields, family: Family, rotary_dim: int) -> dict[st
     ropes = {"full_attention": _read_rope(fields, full, theta, rotary_dim)}
     ropes["sliding_attention"] = ropes["full_attention"]
     if family.has_local_rope:
-        theta = fields.number("rope_local_base_freq", _DEFAULT_THETA, minimum=1.0)
+        theta = fields.number("rope_local_base_freq", theta, minimum=1.0)
     if family.has_local_rope or nested:
         # A scaling without layer types is meant only for the full layers.
         ropes["sliding_attention"] = _read_rope(fields, nested.get("sliding_attention"), theta, rotary_dim)
@@ -65,6 +65,8 @@ def read_rotary_dim(fields: ConfigFields, family: Family, head_dim: int) -> int:
         return head_dim
     inner = ConfigFields(_rope_parameters(fields, family), {}, where=f"{fields.where}: rope_parameters")
     found = fields if inner.get(_PARTIAL) is None else inner
+    if found is fields and fields.get("rotary_dim") is not None:
+        return fields.integer("rotary_dim", minimum=4, maximum=head_dim) // 2 * 2
     factor = found.number(_PARTIAL, 1.0)
     rotary_dim = int(head_dim * min(factor, 1.0))
     if factor > 1 or rotary_dim < 4 or rotary_dim % 2:
@@ -243,9 +245,12 @@ def read_layer_ropes(
         FileFormatError: no_rope_layers is malformed.
     """
     none = without_rotation(rotary_dim)
+    skips_full = family.has_nope_full_layers and fields.get("sliding_window") is not None
     return [
-        ropes[layer_type] if _has_rope(fields, family, index) else none
-        for index, layer_type in enumerate(layer_types)
+        none
+        if (skips_full and name == "full_attention") or not _has_rope(fields, family, index)
+        else ropes[name]
+        for index, name in enumerate(layer_types)
     ]
 
 
@@ -253,7 +258,7 @@ def _slides(fields: ConfigFields, family: Family, index: int) -> bool:
     if fields.get("sliding_window") is None:
         return False
     if family.window_rule == "all_but_every_nth":
-        return (index + 1) % fields.integer("sliding_window_pattern") != 0
+        return _slides_by_pattern(fields, index)
     if family.window_rule == "after_max_window_layers":
         return fields.boolean("use_sliding_window") and index >= fields.integer(
             "max_window_layers", minimum=0
@@ -267,6 +272,16 @@ def _slides(fields: ConfigFields, family: Family, index: int) -> bool:
             f"{fields.where}: {family.architecture} with a sliding_window is not supported"
         )
     return True
+
+
+def _slides_by_pattern(fields: ConfigFields, index: int) -> bool:
+    """Read every how many layers one sees all keys, or letters: "LLLG" is three local layers, one global."""
+    pattern = fields.get("sliding_window_pattern")
+    if not isinstance(pattern, str):
+        return (index + 1) % fields.integer("sliding_window_pattern") != 0
+    if not pattern or set(pattern) - {"L", "G"}:
+        raise fields.error("sliding_window_pattern", "a number, or letters L and G", pattern)
+    return pattern[index % len(pattern)] == "L" and index + 1 < fields.integer("num_hidden_layers")
 
 
 def _has_rope(fields: ConfigFields, family: Family, index: int) -> bool:

@@ -17,9 +17,9 @@ _MISSING: Mapping[str, str] = MappingProxyType(
         name: reason
         for reason, names in (
             (
-                "experts that all tokens share are not",
+                "keys that are compressed into one latent row are not",
                 "DeepseekForCausalLM DeepseekV2ForCausalLM DeepseekV3ForCausalLM DeepseekV32ForCausalLM "
-                "Ernie4_5_MoeForCausalLM Glm4MoeForCausalLM Qwen2MoeForCausalLM",
+                "Glm4MoeLiteForCausalLM GlmMoeDsaForCausalLM KimiK2ForCausalLM",
             ),
             (
                 "experts that all tokens share and attention within chunks are not",
@@ -48,11 +48,7 @@ _MISSING: Mapping[str, str] = MappingProxyType(
                 "Qwen2VLForConditionalGeneration Qwen2_5_VLForConditionalGeneration "
                 "Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration",
             ),
-            (
-                "blocks without a norm of their input are not",
-                "Olmo2ForCausalLM Olmo3ForCausalLM Exaone4ForCausalLM",
-            ),
-            ("factors of residual sums and logits are not", "GraniteForCausalLM GraniteMoeForCausalLM"),
+            ("experts with factors of residual sums are not", "GraniteMoeForCausalLM"),
         )
         for name in names.split()
     }
@@ -109,6 +105,15 @@ _GEMMA2 = Family(
     },
 )
 
+_OLMO2 = Family(
+    architecture="Olmo2ForCausalLM",
+    model_type="olmo2",
+    has_wide_qk_norm=True,
+    has_pre_norms=False,
+    has_post_norms=True,
+    defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "eos_token_id": 50279},
+)
+
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         family.architecture: family
@@ -151,8 +156,122 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 model_type="qwen3_moe",
                 window_rule="when_used",
                 has_qk_norm=True,
-                experts=ExpertFamily(size_key="moe_intermediate_size", has_dense_layers=True),
+                experts=ExpertFamily(size_key="moe_intermediate_size", dense_rule="sparse_step"),
                 defaults={"sliding_window": 4096, "max_position_embeddings": 32768},
+            ),
+            Family(
+                architecture="Qwen2MoeForCausalLM",
+                model_type="qwen2_moe",
+                window_rule="when_used",
+                attention_bias="qkv_by_config",
+                bias_key="qkv_bias",
+                experts=ExpertFamily(
+                    size_key="moe_intermediate_size",
+                    dense_rule="sparse_step",
+                    shared_key="shared_expert_intermediate_size",
+                    has_shared_gate=True,
+                ),
+                defaults={
+                    "qkv_bias": True,
+                    "sliding_window": 4096,
+                    "max_position_embeddings": 32768,
+                    "shared_expert_intermediate_size": 5632,
+                },
+            ),
+            Family(
+                architecture="Glm4MoeForCausalLM",
+                model_type="glm4_moe",
+                attention_bias="qkv_by_config",
+                has_qk_norm="use_qk_norm",
+                has_partial_rotary=True,
+                experts=ExpertFamily(
+                    number_key="n_routed_experts",
+                    size_key="moe_intermediate_size",
+                    dense_rule="first_k_dense_replace",
+                    is_sigmoid=True,
+                    has_choice_bias=True,
+                    has_groups=True,
+                    scaling_key="routed_scaling_factor",
+                    shared_key="n_shared_experts",
+                ),
+                defaults={
+                    "num_key_value_heads": 8,
+                    "partial_rotary_factor": 0.5,
+                    "max_position_embeddings": 131072,
+                    "rms_norm_eps": 1e-5,
+                    "norm_topk_prob": True,
+                    "n_shared_experts": 1,
+                    "first_k_dense_replace": 1,
+                },
+            ),
+            Family(
+                architecture="MiniMaxM2ForCausalLM",
+                model_type="minimax_m2",
+                attention_bias="never",
+                has_wide_qk_norm=True,
+                has_partial_rotary=True,
+                experts=ExpertFamily(
+                    number_key="num_local_experts",
+                    renormalises=True,
+                    is_sigmoid=True,
+                    has_choice_bias=True,
+                ),
+                defaults={
+                    "head_dim": 128,
+                    "num_key_value_heads": 8,
+                    "max_position_embeddings": 196608,
+                    "bos_token_id": 200034,
+                    "eos_token_id": 200020,
+                },
+            ),
+            Family(
+                architecture="Ernie4_5_MoeForCausalLM",
+                model_type="ernie4_5_moe",
+                attention_bias="never",
+                rotates_pairs=True,
+                experts=ExpertFamily(
+                    number_key="moe_num_experts",
+                    chosen_key="moe_k",
+                    size_key="moe_intermediate_size",
+                    renormalises=True,
+                    dense_rule="moe_layer_interval",
+                    has_choice_bias=True,
+                    shared_key="moe_num_shared_experts",
+                ),
+                defaults={
+                    "num_key_value_heads": 4,
+                    "max_position_embeddings": 131072,
+                    "rms_norm_eps": 1e-5,
+                    "rope_theta": 500_000.0,
+                    "tie_word_embeddings": True,
+                    "moe_num_shared_experts": 2,
+                    "moe_layer_start_index": 1,
+                    "bos_token_id": 1,
+                    "eos_token_id": 2,
+                },
+            ),
+            Family(
+                architecture="HYV3ForCausalLM",
+                model_type="hy_v3",
+                has_qk_norm=True,
+                has_mlp_bias_option=True,
+                experts=ExpertFamily(
+                    size_key="moe_intermediate_size",
+                    renormalises=True,
+                    dense_rule="mlp_layer_types",
+                    is_sigmoid=True,
+                    has_choice_bias=True,
+                    scaling_key="router_scaling_factor",
+                    shared_key="num_shared_experts",
+                ),
+                defaults={
+                    "head_dim": 128,
+                    "num_key_value_heads": 8,
+                    "max_position_embeddings": 131072,
+                    "rms_norm_eps": 1e-5,
+                    "num_shared_experts": 1,
+                    "router_scaling_factor": 2.826,
+                },
             ),
             Family(
                 architecture="MixtralForCausalLM",
@@ -211,6 +330,60 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                     "tie_word_embeddings": True,
                     "bos_token_id": 128000,
                     "eos_token_id": 128001,
+                },
+            ),
+            _OLMO2,
+            replace(
+                _OLMO2,
+                architecture="Olmo3ForCausalLM",
+                model_type="olmo3",
+                window_rule="all_but_every_nth",
+                has_local_rope=True,
+                defaults={
+                    **_OLMO2.defaults,
+                    "sliding_window": 4096,
+                    "sliding_window_pattern": 4,
+                    "rope_theta": 500_000.0,
+                },
+            ),
+            Family(
+                architecture="Exaone4ForCausalLM",
+                model_type="exaone4",
+                window_rule="all_but_every_nth",
+                attention_bias="never",
+                has_qk_norm=True,
+                has_pre_norms=False,
+                has_post_norms=True,
+                has_nope_full_layers=True,
+                defaults={
+                    "sliding_window": 4096,
+                    "sliding_window_pattern": 4,
+                    "num_key_value_heads": 32,
+                    "max_position_embeddings": 2048,
+                    "rms_norm_eps": 1e-5,
+                    "bos_token_id": 0,
+                    "eos_token_id": 2,
+                },
+            ),
+            Family(
+                architecture="GraniteForCausalLM",
+                model_type="granite",
+                has_mlp_bias_option=True,
+                has_multipliers=True,
+                defaults={"max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2},
+            ),
+            Family(
+                architecture="SeedOssForCausalLM",
+                model_type="seed_oss",
+                has_mlp_bias_option=True,
+                output_bias_key="attention_out_bias",
+                defaults={
+                    "head_dim": 128,
+                    "num_key_value_heads": 8,
+                    "attention_bias": True,
+                    "max_position_embeddings": 524288,
+                    "bos_token_id": 0,
+                    "eos_token_id": 2,
                 },
             ),
             _GEMMA2,

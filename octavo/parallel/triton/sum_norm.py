@@ -8,9 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
-from octavo.kernels.rms_norm import check_rows, tile_of
-from octavo.kernels.rows import new_rows
-from octavo.kernels.stream import add_to_stream, inverse_rms
+from octavo.kernels.padded_rows import new_rows
+from octavo.kernels.rms_norm import add_to_stream, check_rows, inverse_rms, tile_of
 from octavo.parallel.shared_memory import MAX_PROGRAMS, SharedMemory
 from octavo.parallel.triton.rank_barrier import area, barrier, count_on, send, slot_size, sum_slots
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from http_helpers import PROGRAM, eventually, free_port, start_process
+from http_helpers import PROGRAM, answers, eventually, free_port, start_process
 
 TEXT = "/v1/completions"
 LONG = {"prompt": [5, 6], "max_tokens": 400, "ignore_eos": True, "stream": True}
@@ -36,13 +36,6 @@ def start(model_folder: Path, tmp_path: Path) -> Iterator[Callable[..., tuple[su
         process.wait()
 
 
-def is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/ready", timeout=30).status_code == 200
-    except httpx.TransportError:
-        return False
-
-
 @pytest.mark.parametrize(
     ("streams", "options"),
     [
@@ -57,7 +50,7 @@ def test_output_that_cannot_be_written_ends_no_server(
     start: Callable[..., tuple[subprocess.Popen, str]], streams: str, options: tuple[str, ...]
 ) -> None:
     process, url = start(streams, *options)
-    eventually(lambda: is_ready(url) or process.poll() is not None, 120)
+    eventually(lambda: answers(f"{url}/ready", 200) or process.poll() is not None, 120, every_s=0.05)
     for _ in range(3):
         answer = httpx.post(url + TEXT, json={"prompt": [5], "max_tokens": 2}, timeout=60)
         assert answer.status_code == 200
@@ -96,7 +89,7 @@ def test_sighup_lets_requests_finish(model_folder: Path, tmp_path: Path, options
                 next(lines)
                 # A terminal that closes may send it twice.
                 process.send_signal(signal.SIGHUP)
-                eventually(lambda: httpx.get(f"{url}/ready").status_code == 503)
+                eventually(lambda: answers(f"{url}/ready", 503))
                 process.send_signal(signal.SIGHUP)
                 assert httpx.post(url + TEXT, json={"prompt": [5]}).status_code == 503
                 (tmp_path / "slow").unlink()
@@ -117,7 +110,7 @@ def test_a_server_that_ignores_sighup_stays(
 ) -> None:
     # As nohup does.
     process, url = start(">/dev/null", *options, before="trap '' HUP;")
-    eventually(lambda: is_ready(url), 120)
+    eventually(lambda: answers(f"{url}/ready", 200), 120, every_s=0.05)
     process.send_signal(signal.SIGHUP)
     process.send_signal(signal.SIGHUP)
     for _ in range(5):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from http_helpers import chat, eventually, free_port, start_process
+from http_helpers import answers, chat, eventually, free_port, start_process
 
 CHAT = "/v1/chat/completions"
 HOOK = Path(__file__).parents[2] / "parallel" / "short_of_memory"
@@ -75,7 +75,7 @@ def test_health_is_red_while_a_rank_is_stopped_and_a_rank_that_is_killed_ends_al
             rank = rank_of(process.pid)
             killed = time.monotonic()
             os.kill(rank, signal.SIGKILL)
-            eventually(lambda: httpx.get(f"{url}/health").status_code == 503)
+            eventually(lambda: answers(f"{url}/health", 503))
             assert time.monotonic() - killed < 10, "the answer takes 20 s"
             rest = [line for line in lines if line]
     error = json.loads(rest[-2].removeprefix("data: "))["error"]

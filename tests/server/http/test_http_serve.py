@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from http_helpers import chat, eventually, free_port, start_process
+from http_helpers import answers, chat, eventually, free_port, start_process
 
 from octavo.cli import main
 
@@ -99,7 +99,7 @@ def test_sigterm_lets_requests_finish(served: tuple[subprocess.Popen[str], str],
         lines = answer.iter_lines()
         next(lines)
         process.send_signal(signal.SIGTERM)
-        eventually(lambda: httpx.get(f"{url}/ready").status_code == 503)
+        eventually(lambda: answers(f"{url}/ready", 503))
         refused = httpx.post(url + CHAT, json=chat("Hi"), headers=KEY)
         slow.unlink()
         rest = [line for line in lines if line]

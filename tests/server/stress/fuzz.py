@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from server_process import ROOT, ServerProcess
 from stress_report import make_parser, report
-from test_http_fuzz import PATHS, bodies
+from wild_bodies import PATHS, bodies
 
 # schemathesis ends after so long, as some of what it draws asks for hundreds of answers.
 MAX_SCHEMA_S = 900

@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 # These files are scripts and tests: both find the tiny model and what benchmarks share.
-sys.path += [str(ROOT / folder) for folder in ("tests/support", "tests/server/http", "benchmarks")]
+sys.path += [str(ROOT / folder) for folder in ("tests/support", "benchmarks")]
 
 from http_helpers import free_port  # noqa: E402
 from tiny_chat import write_model  # noqa: E402

@@ -1,1 +1,1 @@
-"""The product of many float8 rows on Hopper GPUs."""
+"""The persistent GEMM of many float8 rows on Hopper GPUs."""

@@ -8,18 +8,17 @@ the rows of x, which that kernel writes:
     TMA warp           w0 w1 w2 ...  | x0 x1 x2 ...
     warpgroup                        |    0  1  2 ...   epilogue
 
-hopper_kernel draws its warps, barriers and buffers. A program multiplies a tile of rows by a tile of weights
-over all of K, in one order: a row's result depends on its own values and on the tiling, never on what the
-other rows hold.
+dense_gemm_kernel draws its warps, barriers and buffers. A program multiplies a tile of rows by a tile of
+weights over all of K, in one order: a row's result depends on its own values and on the tiling, never on what
+the other rows hold.
 """
 
 import torch
 from torch import Tensor
-from triton.experimental.gluon import language as gl
 
 from octavo.errors import InvalidArgumentError
 from octavo.forms.float8 import Float8Weight
-from octavo.gemm.hopper.floats.dense_gemm_kernel import Result, Scales, Shape, linear_kernel
+from octavo.gemm.hopper.floats.dense_gemm_kernel import Result, Scales, Shape, dense_gemm_kernel
 from octavo.gemm.hopper.floats.dense_gemm_tiling import (
     ATOM,
     ATOM_BYTES,
@@ -29,7 +28,7 @@ from octavo.gemm.hopper.floats.dense_gemm_tiling import (
 )
 from octavo.gemm.operands import check_vector, make_result
 from octavo.kernels.descriptor import describe_matrix, describe_rows
-from octavo.kernels.launch import launch, overlaps
+from octavo.kernels.launch import constants, launch, overlaps
 
 _NO_SCALES = Scales(None, None, None, None)
 
@@ -53,8 +52,8 @@ def hopper_linear(
         x, weight: [M, K] and [N, K], see dense_gemm_tiling.unsupported_reason; with an activation, weight is
             [gate | up] along N.
         bias, activation, residual: see skinny_linear.
-        row_scales: [M] float32 contiguous, in any shape, of float8 rows, by which they are to be multiplied.
-        dtype: of the result; None: that of x.
+        row_scales: [M] float32 contiguous, in any shape: the factor of each float8 row.
+        dtype: the result's dtype; None: that of x.
         tiling: None: hopper_tiling_for's.
 
     Returns:
@@ -74,7 +73,7 @@ def hopper_linear(
         check_vector("bias", bias, weight.shape[0])
     halves = 1 if activation is None else 2
     num_rows, num_columns = x.shape[0], weight.shape[0] // halves
-    # What counts are bytes: two of float8 are one of 16 bits.
+    # K in units of 16 bits, as tilings count: two float8 numbers are one.
     size = x.shape[1] * x.itemsize // 2
     out = make_result(
         x if dtype is None else x.new_empty(num_rows, 0, dtype=dtype), weight.shape[0], activation, residual
@@ -83,34 +82,37 @@ def hopper_linear(
         tiling = hopper_tiling_for(num_rows, weight.shape[0], size, is_gated=halves == 2)
     num_tiles = -(-size // tiling.depth)
     _check_stages(tiling, num_tiles)
-    shape = Shape(
-        tiling.rows,
-        halves,
-        tiling.columns,
-        tiling.depth // ATOM,
-        tiling.weight_stages,
-        tiling.row_stages,
-        activation,
-        residual is not None,
-        scales is not None and scales.num_side > 1,
-    )
     atom = ATOM_BYTES // x.itemsize
     launch(
-        linear_kernel,
+        dense_gemm_kernel,
         (-(-num_columns // tiling.columns), -(-num_rows // tiling.rows)),
-        describe_rows(x, [shape.rows, atom]),
-        describe_matrix(weight.view(halves, num_columns, -1), [halves, tiling.columns, atom]),
-        Result(out, out.stride(0), num_columns, bias),
-        scales or _NO_SCALES,
-        num_rows,
-        num_tiles,
-        Shape(*map(gl.constexpr, shape)),
+        x_matrix=describe_rows(x, [tiling.rows, atom]),
+        weight_matrix=describe_matrix(weight.view(halves, num_columns, -1), [halves, tiling.columns, atom]),
+        result=Result(out=out, stride=out.stride(0), num_columns=num_columns, bias=bias),
+        scales=scales or _NO_SCALES,
+        num_rows=num_rows,
+        num_tiles=num_tiles,
+        shape=constants(_make_shape(tiling, activation, scales, adds=residual is not None)),
         num_warps=4,
-        # The TMA warp needs few registers, so the warpgroup gets most of its share.
+        # The TMA warp needs few registers and leaves most of its share to the warpgroup.
         maxnreg=80 if scales is None and halves * tiling.columns <= 64 else 128,
         launch_pdl=overlaps(x),
     )
     return out
+
+
+def _make_shape(tiling: HopperTiling, activation: str | None, scales: Scales | None, *, adds: bool) -> Shape:
+    return Shape(
+        rows=tiling.rows,
+        halves=1 if activation is None else 2,
+        columns=tiling.columns,
+        atoms=tiling.depth // ATOM,
+        weight_stages=tiling.weight_stages,
+        row_stages=tiling.row_stages,
+        activation=activation,
+        adds=adds,
+        tiled=scales is not None and scales.num_side > 1,
+    )
 
 
 def _check_stages(tiling: HopperTiling, num_tiles: int) -> None:

@@ -19,11 +19,11 @@ Shared memory; a stage holds one tile of K as `atoms` side by side, each 128 byt
     weights_filled  | one mbarrier per weight stage   TMA has written the weights
     free            | one mbarrier per row stage      the warpgroup has read rows and weights of a tile
 
-Weights have at least as many stages as rows. When TMA may write tile t's rows, tile t - row stages has been
-multiplied; the buffer of its weights is free as well, and gets tile t - row stages + weight stages.
+Weights have at least as many stages as rows. By the time TMA may write tile t's rows, tile t - row stages has
+been multiplied: its weights' buffer is free as well, and gets tile t - row stages + weight stages.
 
-Float8 tensor cores do not add in full float32: the products of each atom are summed by themselves, scaled if
-the weight's tiles are as narrow as atoms, and then added up (_sum_float8_tiles).
+Float8 tensor cores do not accumulate in full float32: the products of each atom are summed on their own,
+scaled if the weight's tiles are as narrow as atoms, and then added up (_sum_float8_tiles).
 """
 
 from typing import Any, NamedTuple
@@ -41,9 +41,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.gemm.hopper.floats.dense_gemm_tiling import GROUP_ROWS
 from octavo.kernels.activation import activate
-from octavo.kernels.ring import steps_under_way
+from octavo.kernels.ring import steps_in_flight
 
-# Bits of a row of an atom, rows of a wgmma.
+# Bits in a row of an atom, and rows of a wgmma.
 _ATOM_BITS = gl.constexpr(1024)
 _GROUP = gl.constexpr(GROUP_ROWS)
 
@@ -52,10 +52,10 @@ class Shape(NamedTuple):
     """Tiling and epilogue, all constants of the kernel.
 
     Attributes:
-        rows: of x per program.
+        rows: rows of x per program.
         halves: 2 with an activation, which needs a column of gate and one of up, else 1.
-        columns: of the result per program.
-        atoms: of ATOM values of K per stage.
+        columns: columns of the result per program.
+        atoms: atoms, of 128 bytes along K, per stage.
         weight_stages: buffers for weights.
         row_stages: buffers for rows.
         activation: name or None.
@@ -98,9 +98,9 @@ class Scales(NamedTuple):
 
     Attributes:
         row_scales: one for each row of x.
-        tile_scales: of tiles of the weight, [tiles above one another, num_side].
+        tile_scales: one for each tile of the weight, [tiles along N, num_side].
         height: rows of a tile.
-        num_side: tiles side by side: 1, or as many as K has atoms.
+        num_side: tiles along K: 1, or as many as K has atoms.
     """
 
     row_scales: Any
@@ -110,13 +110,13 @@ class Scales(NamedTuple):
 
 
 @gluon.jit(do_not_specialize=["num_rows", "num_tiles"])
-def linear_kernel(x_matrix, weight_matrix, result, scales, num_rows, num_tiles, shape):
+def dense_gemm_kernel(x_matrix, weight_matrix, result, scales, num_rows, num_tiles, shape):
     """Grid: (tiles of columns, tiles of rows). The next kernel starts once all programs are on an SM."""
     gdc_launch_dependents()
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     ATOMS: gl.constexpr = shape.atoms
     ATOM: gl.constexpr = _ATOM_BITS // x_matrix.dtype.primitive_bitwidth
-    # A wgmma reads 64 rows: beyond an atom's own those of the next atoms, or spare ones. They are not stored.
+    # A wgmma reads 64 rows: an atom's own, then those of the next atoms or spare ones, which are not stored.
     ROW_TILES: gl.constexpr = shape.row_stages * ATOMS + _GROUP // shape.rows - 1
     pipe = _Pipe(
         gl.allocate_shared_memory(x_matrix.dtype, [ROW_TILES, shape.rows, ATOM], x_matrix.layout),
@@ -147,8 +147,8 @@ def linear_kernel(x_matrix, weight_matrix, result, scales, num_rows, num_tiles, 
 
 @gluon.jit
 def _fetch(x_matrix, weight_matrix, pipe, num_tiles, shape):
-    """Fetch as many weights as fit, some at a time; then, once the kernel before has ended, rows and more."""
-    AHEAD: gl.constexpr = steps_under_way(weight_matrix.block_type.nbytes * shape.atoms)
+    """Fetch as many weights as fit, a few in flight; after the previous kernel, rows and more weights."""
+    AHEAD: gl.constexpr = steps_in_flight(weight_matrix.block_type.nbytes * shape.atoms)
     for tile in range(0, gl.minimum(num_tiles, shape.weight_stages)):
         if tile >= AHEAD:
             mbarrier.wait(pipe.weights_filled.index(tile - AHEAD), 0)
@@ -164,7 +164,7 @@ def _fetch(x_matrix, weight_matrix, pipe, num_tiles, shape):
         for atom in gl.static_range(shape.atoms):
             at = [row, (tile * shape.atoms + atom) * ATOM]
             tma.async_copy_global_to_shared(x_matrix, at, filled, pipe.rows.index(stage * shape.atoms + atom))
-        # The tile that freed its rows has freed its weights too.
+        # The tile that freed these rows has freed its weights too.
         ahead = tile - shape.row_stages + shape.weight_stages
         if (tile >= shape.row_stages) & (ahead < num_tiles):
             _fetch_weights(weight_matrix, pipe, ahead, shape)
@@ -198,7 +198,7 @@ def _multiply(pipe, result, scales, num_rows, num_tiles, shape):
     has_row = (index < shape.rows) & (row < num_rows)
     inside = has_row[:, None] & (column < result.num_columns)[None, :]
     out_at = result.out + row.to(gl.int64)[:, None] * result.stride + column[None, :]
-    # Loaded now, needed after the products.
+    # These loads overlap with the products; the epilogue needs them.
     if shape.adds:
         old = gl.load(out_at, mask=inside, other=0.0)
     bias = result.bias
@@ -258,7 +258,7 @@ def _sum_tiles(pipe, num_tiles, shape, LAYOUT: gl.constexpr):
             x = x._reinterpret(x.dtype, [_GROUP, ATOM], TILE)
             weight = weight._reinterpret(weight.dtype, [WIDTH, ATOM], TILE)
             sums = warpgroup_mma(x, weight.permute((1, 0)), sums, is_async=True)
-        # Waits for the wgmmas of the previous tile; those of this tile keep running.
+        # Wait for the wgmmas of the previous tile; those of this tile stay in flight.
         sums = warpgroup_mma_wait(shape.atoms, deps=(sums,))
         before = gl.maximum(tile - 1, 0) % shape.row_stages
         mbarrier.arrive(pipe.free.index(before), count=1, pred=tile > 0)
@@ -288,7 +288,7 @@ def _sum_float8_tiles(pipe, result, scales, num_tiles, shape, LAYOUT: gl.constex
             weight = weight._reinterpret(weight.dtype, [WIDTH, ATOM], TILE)
             products = warpgroup_mma(x, weight.permute((1, 0)), zeros, use_acc=False, is_async=True)
             if shape.tiled:
-                # The next atom's, while this one is multiplied; the last stage may hold atoms beyond K.
+                # The next atom's scale is loaded meanwhile; the last stage may hold atoms beyond K.
                 next_scale = gl.load(
                     scale_at + gl.minimum(tile * shape.atoms + atom + 1, scales.num_side - 1)
                 )

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from octavo.gemm.portable.experts.sort_pairs import SortedPairs
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
-from octavo.kernels.rows import new_rows
+from octavo.kernels.padded_rows import new_rows
 
 _BLOCK = 1024
 
@@ -17,12 +17,12 @@ def sort_rows(x: Tensor, by_expert: SortedPairs, rows: int) -> tuple[Tensor, Ten
     Args:
         x: [T, K], last dimension contiguous.
         by_expert: T k pairs, sorted.
-        rows: of a tile.
+        rows: height of a tile.
 
     Returns:
         [T k, K] contiguous: row i is that of pair i as sorted; rows of no expert are not set. And int32
-        [tiles + 1, 4]: first their number, then of each its expert, its first row and the expert's end. The
-        list has room for any choice of experts; what is left of it is not set.
+        [tiles + 1, 4]: first the number of tiles, then for each tile its expert, its first row and the end of
+        the expert's rows. The list has room for any choice of experts; the rest of it is not set.
     """
     num_pairs, size = len(by_expert.pairs), x.shape[1]
     num_experts = len(by_expert.starts) - 1

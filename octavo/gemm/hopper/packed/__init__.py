@@ -1,1 +1,1 @@
-"""Products of weights packed in 4 and 8 bits on Hopper GPUs."""
+"""Products of weights packed in 4 bits on Hopper GPUs."""

@@ -1,17 +1,16 @@
 """The GEMM of 17 to 256 rows with a weight of 4 bits on Hopper GPUs, y = epilogue(x W^T).
 
-See kernel. A row's result depends on its own values, the tiling and the number of rows, never on the other
-rows. Imported only where Triton runs.
+packed_gemm_kernel draws its warps, barriers and buffers. A row's result depends on its own values, the tiling
+and the number of rows, never on the other rows. Imported only where Triton runs.
 """
 
 import torch
 from torch import Tensor
-from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from octavo.errors import InvalidArgumentError
 from octavo.forms.packed import MOST_GROUPS, PLANE, TILE, PackedWeight
-from octavo.gemm.hopper.packed.packed_gemm_kernel import Shape, hopper_medium_kernel
+from octavo.gemm.hopper.packed.packed_gemm_kernel import Shape, packed_gemm_kernel
 from octavo.gemm.hopper.packed.packed_gemm_tiling import (
     ATOM,
     SPAN,
@@ -19,14 +18,14 @@ from octavo.gemm.hopper.packed.packed_gemm_tiling import (
     hopper_medium_tiling_for,
     unsupported_reason,
 )
-from octavo.gemm.hopper.packed.parts import Parts
+from octavo.gemm.hopper.packed.split_k import Parts
 from octavo.gemm.portable.packed.packed_operands import check_packed
 from octavo.gemm.portable.packed.packed_result import Result
 from octavo.kernels.descriptor import describe_matrix, describe_rows
 from octavo.kernels.device import num_multiprocessors
-from octavo.kernels.launch import launch, overlaps
+from octavo.kernels.launch import constants, launch, overlaps
 
-# Two warpgroups multiply. The TMA warp counts as a third one.
+# Two warpgroups multiply; the TMA warp counts as a third one.
 NUM_WARPS = 8
 
 
@@ -74,30 +73,21 @@ def hopper_medium_linear(
     num_units = -(-num_weight_rows // TILE) * num_groups * num_spans
     programs = min(tiling.programs, num_units)
     parts = x.new_empty(programs, tiling.blocks * TILE * tiling.rows, dtype=torch.float32)
-    shape = Shape(
-        weight.group,
-        tiling.rows,
-        tiling.blocks,
-        tiling.atoms,
-        tiling.row_stages,
-        tiling.word_stages,
-        activation,
-        residual is not None,
-    )
+    is_gated = activation is not None
     launch(
-        hopper_medium_kernel,
+        packed_gemm_kernel,
         (programs,),
         x_matrix=describe_rows(x, [tiling.rows, ATOM], tiling.blocks),
-        words_matrix=_words(weight.words, is_gated=activation is not None),
-        pairs_matrix=_pairs(weight, is_gated=activation is not None),
-        result=Result(out, out.stride(0), 0, bias, weight.factor),
-        parts=Parts(parts, weight.arrivals),
+        words_matrix=_words(weight.words, is_gated=is_gated),
+        pairs_matrix=_pairs(weight, is_gated=is_gated),
+        result=Result(out=out, stride=out.stride(0), stride_part=0, bias=bias, factor=weight.factor),
+        parts=Parts(sums=parts, arrivals=weight.arrivals),
         num_rows=num_rows,
         num_columns=out.shape[1],
         num_spans=num_spans,
         num_units=num_units,
         num_groups=num_groups,
-        shape=Shape(*map(gl.constexpr, shape)),
+        shape=constants(_make_shape(weight.group, tiling, activation, adds=residual is not None)),
         num_warps=NUM_WARPS,
         maxnreg=tiling.max_registers,
         launch_pdl=overlaps(x),
@@ -105,8 +95,21 @@ def hopper_medium_linear(
     return out
 
 
+def _make_shape(group: int, tiling: HopperMediumTiling, activation: str | None, *, adds: bool) -> Shape:
+    return Shape(
+        group=group,
+        rows=tiling.rows,
+        blocks=tiling.blocks,
+        atoms=tiling.atoms,
+        row_stages=tiling.row_stages,
+        word_stages=tiling.word_stages,
+        activation=activation,
+        adds=adds,
+    )
+
+
 def _words(words: Tensor, *, is_gated: bool) -> TensorDescriptor:
-    """Describe words to TMA: tiles of rows; of gate and up, eight rows of each by turns."""
+    """Describe words to TMA as tiles of rows; gate and up alternate, eight rows of each."""
     if not is_gated:
         return describe_matrix(words, [TILE, PLANE])
     by_turns = words.view(2, words.shape[0] // 16, 8, words.shape[1]).transpose(0, 1)

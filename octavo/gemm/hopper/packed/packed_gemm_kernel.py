@@ -1,4 +1,4 @@
-"""The kernel of hopper_medium_linear: weights of 4 bits become operands in registers, and meet rows of x.
+"""The kernel of packed_gemm: weights of 4 bits become operands in registers, and work is split along K.
 
     TMA warp (_fetch)                          two warpgroups (_multiply, _sum_units)
 
@@ -7,17 +7,17 @@
     for each unit of the program:                  wait words_filled[stage]
       wait free[stage]                             words, pairs --> registers
       rows of x --> rows                           for each atom of 64 columns:
-      words, pairs of a later unit --> words         bits --> 16-bit floats, scaled (unpack)
+      words, pairs of a later unit --> words         bits --> 16-bit floats, scaled (unpack_operands)
                                                      wait rows_filled[stage]
                                                      wgmma: sums of each block of rows += weights x rows
                                                      wgmmas before are done: arrive free
-                                                 the last program of a stripe: add parts of others (parts),
-                                                   epilogue, store (results)
-                                                 others: store sums, count them (parts)
+                                                 the last program of a stripe: add parts of others (split_k),
+                                                   epilogue, store
+                                                 others: store sums, count them (split_k)
 
 Results are computed transposed, [weight rows, rows of x]: tensor cores take their first operand from
-registers, so that a weight never touches shared memory once it is a float. It is put together while the one
-before it is multiplied.
+registers, so a weight never touches shared memory once it is a float. It is unpacked while the one before it
+is multiplied (unpack_operands).
 
 Shared memory:
 
@@ -28,8 +28,8 @@ Shared memory:
     words_filled  | one mbarrier per stage of words        TMA has written the words and pairs
     free          | one mbarrier per stage of rows         its rows have been multiplied
 
-When all rows of a unit have been multiplied, its words have been read as well. So words need no barrier that
-says so: their stage is written again when the rows of their unit have made room.
+When all rows of a unit have been multiplied, its words have been read as well. So words need no barrier of
+their own for that: their stage is written again once the rows of their unit are free.
 """
 
 from typing import Any, NamedTuple
@@ -47,15 +47,15 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.forms.packed import PLANE, TILE
 from octavo.gemm.hopper.packed.packed_gemm_tiling import ATOM, SPAN
-from octavo.gemm.hopper.packed.parts import add_parts, leave_part, own_share, unit_at, units_of
-from octavo.gemm.hopper.packed.results import Work, finish
-from octavo.gemm.hopper.packed.unpack_tile import unpacked
-from octavo.kernels.ring import steps_under_way
+from octavo.gemm.hopper.packed.split_k import Work, add_parts, leave_part, own_share, unit_at, units_of
+from octavo.gemm.hopper.transposed_epilogue import finish
+from octavo.gemm.hopper.unpack_operands import unpack_integers
+from octavo.kernels.ring import steps_in_flight
 
 _ATOM = gl.constexpr(ATOM)
 _TILE = gl.constexpr(TILE)
 _SPAN = gl.constexpr(SPAN)
-# Words of a span.
+# Words in a row of a span.
 _WORDS = gl.constexpr(PLANE)
 
 
@@ -64,9 +64,9 @@ class Shape(NamedTuple):
 
     Attributes:
         group: columns of a group.
-        rows: of x per block.
-        blocks: of rows of x.
-        atoms: of 64 columns of a stage of rows: 4, a span, or 2.
+        rows: rows of x per block.
+        blocks: blocks of rows of x.
+        atoms: atoms of 64 columns in a stage of rows: 4, a whole span, or 2.
         row_stages: buffers for atoms of rows.
         word_stages: buffers for words.
         activation: name or None.
@@ -95,7 +95,7 @@ class _Pipe(NamedTuple):
 
 
 @gluon.jit(do_not_specialize=["num_rows", "num_columns", "num_spans", "num_units", "num_groups"])
-def hopper_medium_kernel(
+def packed_gemm_kernel(
     x_matrix, words_matrix, pairs_matrix, result, parts,
     num_rows, num_columns, num_spans, num_units, num_groups, shape,
 ):  # fmt: skip
@@ -136,15 +136,15 @@ def hopper_medium_kernel(
 
 @gluon.jit
 def _fetch(x_matrix, words_matrix, pairs_matrix, pipe, work, shape):
-    """Fetch as many words as fit, then, once the kernel before has ended, rows and further words."""
+    """Fetch as many words as fit; once the previous kernel has ended, rows and further words."""
     PARTS: gl.constexpr = _SPAN // (_ATOM * shape.atoms)
     LAG: gl.constexpr = shape.row_stages // PARTS
     share = own_share(work)
     count = share.end - share.first
-    # Few rows' words some at a time; more rows multiply for longer than words are under way.
+    # With few rows, the words in flight are bounded; more rows multiply for longer than words take to arrive.
     STEP_BYTES: gl.constexpr = words_matrix.block_type.nbytes + pairs_matrix.block_type.nbytes
     AHEAD: gl.constexpr = (
-        steps_under_way(STEP_BYTES) if shape.rows * shape.blocks <= 32 else shape.word_stages
+        steps_in_flight(STEP_BYTES) if shape.rows * shape.blocks <= 32 else shape.word_stages
     )
     for turn in range(0, gl.minimum(count, shape.word_stages)):
         if turn >= AHEAD:
@@ -165,7 +165,7 @@ def _fetch(x_matrix, words_matrix, pairs_matrix, pipe, work, shape):
                     at = [row + block * shape.rows, column + (part * shape.atoms + atom) * _ATOM]
                     buffer = pipe.rows.index((stage * shape.atoms + atom) * shape.blocks + block)
                     tma.async_copy_global_to_shared(x_matrix, at, filled, buffer)
-        # The unit whose rows made room has been read.
+        # The unit that freed these rows has been read.
         ahead = turn - LAG + shape.word_stages
         if (turn >= LAG) & (ahead < count):
             _fetch_words(words_matrix, pairs_matrix, pipe, ahead, share, work, shape)
@@ -200,7 +200,7 @@ def _multiply(pipe, result, parts, work, shape):
     for back in range(0, share.tail - share.head + 1):
         stripe = share.tail - back
         first, end = units_of(stripe, share, work)
-        # Units of stripes beyond have been multiplied.
+        # Units of later stripes have been multiplied before.
         turn = share.end - end
         sums = _sum_units(pipe, turn, turn + end - first, shape, SUMS)
         gdc_wait()
@@ -222,7 +222,7 @@ def _finish_stripe(sums, stripe, result, work, shape, SUMS: gl.constexpr):
 
 @gluon.jit
 def _read_pairs(pipe, stage, shape, ROWS: gl.constexpr):
-    """Return a unit's words of scales and minimums: [128] of each group."""
+    """Return a unit's words of scales and minimums, [128] for each group."""
     GROUPS: gl.constexpr = _SPAN // shape.group
     LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     line = pipe.pairs.index(stage)._reinterpret(gl.int32, [GROUPS * _TILE], LINE)
@@ -234,7 +234,7 @@ def _read_pairs(pipe, stage, shape, ROWS: gl.constexpr):
 
 @gluon.jit
 def _sum_units(pipe, begin, end, shape, SUMS: gl.constexpr):
-    """Return weights x rows over units begin : end of the program: [128, rows] float32 of each block."""
+    """Return weights x rows over units begin : end of the program: [128, rows] float32 for each block."""
     PARTS: gl.constexpr = _SPAN // (_ATOM * shape.atoms)
     LAG: gl.constexpr = shape.row_stages // PARTS
     dtype: gl.constexpr = pipe.rows.dtype
@@ -242,7 +242,7 @@ def _sum_units(pipe, begin, end, shape, SUMS: gl.constexpr):
     sums = ()
     for _ in gl.static_range(shape.blocks):
         sums = sums + (gl.zeros([_TILE, shape.rows], gl.float32, SUMS),)  # noqa: RUF005
-    # Tensor cores still read it while the next one is put together.
+    # Tensor cores still read this operand while the next one is unpacked.
     before = gl.zeros([_TILE, _ATOM], dtype, A)
     for turn in range(begin, end):
         words_stage = turn % shape.word_stages
@@ -250,12 +250,12 @@ def _sum_units(pipe, begin, end, shape, SUMS: gl.constexpr):
         words = pipe.words.index(words_stage).load(A)
         pairs = _read_pairs(pipe, words_stage, shape, gl.SliceLayout(1, A))
         for atom in gl.static_range(_SPAN // _ATOM):
-            # The upper bits are read again: all would fill too many registers.
+            # The upper bits are read again later: keeping all would take too many registers.
             if atom == 2:
                 words = pipe.words.index(words_stage).load(A)
             stage = turn % LAG * PARTS + atom // shape.atoms
             bits = (words >> (16 * (atom // 2))).to(gl.int16)
-            weights = unpacked(bits, pairs, atom // 2, atom % 2, shape.group, dtype)
+            weights = unpack_integers(bits, pairs, atom // 2, atom % 2, shape.group, dtype)
             weights = gl.convert_layout(weights, A, assert_trivial=True)
             if atom % shape.atoms == 0:
                 mbarrier.wait(pipe.rows_filled.index(stage), (turn // LAG) & 1)

@@ -6,7 +6,8 @@
       then                            norm the token, multiply, store the logits
                                       the last program of a token to finish chooses
 
-In a step of one token each kernel waits for the one before, which takes longer than these three compute.
+In a step of one token each kernel waits for the previous one; waiting three times would take longer than what
+is computed here.
 """
 
 import torch
@@ -17,8 +18,8 @@ from torch import Tensor
 from octavo.gemm.portable.experts.router_logits import choice_keys, place_among_held
 from octavo.kernels.device import power_of_two
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
-from octavo.kernels.rows import new_rows
-from octavo.kernels.stream import inverse_rms
+from octavo.kernels.padded_rows import new_rows
+from octavo.kernels.rms_norm import inverse_rms
 
 
 def norm_and_route(

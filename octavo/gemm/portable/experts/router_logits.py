@@ -1,18 +1,25 @@
 """The router as two kernels: logits, then each token's experts; imported only where Triton runs."""
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.gemm.expert_choice import Scoring
 from octavo.gemm.operands import check_operands
+from octavo.gemm.portable.invariant import invariant_linear
+from octavo.gemm.portable.invariant_tiling import InvariantTiling
+from octavo.gemm.portable.skinny import skinny_linear
+from octavo.gemm.portable.skinny_tiling import MAX_ROWS, Tiling
 from octavo.kernels.device import power_of_two
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
 
-# Fewer rows than these are multiplied one by one, and in small tiles.
-_FEWEST_ROWS, _FEW_ROWS = 4, 256
-# Experts of a program, and numbers of a row at a time, in the kernel of a small number of rows.
-_EXPERTS, _DEPTH = 2, 2048
+_SINGLE = Tiling(columns=2, depth=2048, num_warps=4)
+# Up to so many rows small tiles make enough programs, each with some experts; more rows are read once.
+_MOST_SMALL_ROWS = 256
+_SMALL, _LARGE = InvariantTiling(16, 16, 512, 4, 3), InvariantTiling(64, 128, 64, 4, 4)
 # Less than any key of a choice.
 _LOWEST = tl.constexpr(-(2**63))
 
@@ -33,47 +40,14 @@ def router_logits(x: Tensor, weight: Tensor, *, deterministic: bool = False) -> 
     """
     check_operands(x, weight, None)
     num_rows, (num_experts, size) = x.shape[0], weight.shape
-    out = x.new_empty(num_rows, num_experts, dtype=torch.float32)
     if num_rows == 0:
-        return out
-    if num_rows <= _FEWEST_ROWS and not deterministic:
-        launch(
-            _few_logits_kernel,
-            (-(-num_experts // _EXPERTS), num_rows),
-            x_ptr=x,
-            weight_ptr=weight,
-            out_ptr=out,
-            num_experts=num_experts,
-            stride_x=x.stride(0),
-            SIZE=size,
-            EXPERTS=_EXPERTS,
-            DEPTH=max(16, min(_DEPTH, power_of_two(size))),
-            num_warps=4,
-            **overlap_options(x),
-        )
-        return out
-    is_few = deterministic or num_rows <= _FEW_ROWS
-    # Few rows want many programs, each with a few experts; many rows want to be read once.
-    rows, columns, depth, parts = (16, 16, 512, 4) if is_few else (64, 128, 64, 1)
-    launch(
-        _logits_kernel,
-        (-(-num_experts // columns), -(-num_rows // rows)),
-        x_ptr=x,
-        weight_ptr=weight,
-        out_ptr=out,
-        num_rows=num_rows,
-        num_experts=num_experts,
-        stride_x=x.stride(0),
-        SIZE=size,
-        ROWS=rows,
-        COLUMNS=columns,
-        DEPTH=min(depth, power_of_two(max(16 * parts, size))),
-        PARTS=parts,
-        num_warps=4,
-        num_stages=3 if is_few else 4,
-        **overlap_options(x),
-    )
-    return out
+        return x.new_empty(0, num_experts, dtype=torch.float32)
+    if num_rows <= MAX_ROWS and not deterministic:
+        tiling = replace(_SINGLE, depth=max(16, min(_SINGLE.depth, power_of_two(size))))
+        return skinny_linear(x, weight, dtype=torch.float32, tiling=tiling)
+    tiling, parts = (_SMALL, 4) if deterministic or num_rows <= _MOST_SMALL_ROWS else (_LARGE, 1)
+    tiling = replace(tiling, depth=min(tiling.depth, power_of_two(max(16 * parts, size))))
+    return invariant_linear(x, weight, dtype=torch.float32, tiling=tiling, parts=parts)
 
 
 def route_experts(
@@ -84,6 +58,7 @@ def route_experts(
     bias: Tensor | None = None,
     held: range | None = None,
     slots: Tensor | None = None,
+    scoring: Scoring | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the fields of a Choice; see layers.router.route_by_logits.
 
@@ -94,8 +69,11 @@ def route_experts(
         bias: [E] contiguous, added to the logits, or None.
         held: see Router.
         slots: see Router; contiguous.
+        scoring: how experts are scored and weighed; None: by a softmax of logits.
     """
     num_rows, num_experts = logits.shape
+    ranks_scores, scoring = scoring is not None, scoring or Scoring()
+    num_groups, num_chosen_groups = scoring.groups or (1, 1)
     experts = logits.new_empty(num_rows, num_chosen, dtype=torch.int32)
     weights = logits.new_empty(num_rows, num_chosen)
     if num_rows:
@@ -104,15 +82,21 @@ def route_experts(
             (num_rows,),
             logits_ptr=logits,
             bias_ptr=bias,
+            choice_bias_ptr=scoring.bias,
             slots_ptr=slots,
             experts_ptr=experts,
             weights_ptr=weights,
             first_held=0 if held is None else held.start,
+            factor=scoring.factor,
             NUM_EXPERTS=num_experts,
             EXPERTS=power_of_two(num_experts),
             NUM_CHOSEN=num_chosen,
             CHOSEN=power_of_two(num_chosen),
             RENORMALISES=renormalises,
+            RANKS_SCORES=ranks_scores,
+            IS_SIGMOID=scoring.is_sigmoid,
+            NUM_GROUPS=num_groups,
+            NUM_CHOSEN_GROUPS=num_chosen_groups,
             NUM_HELD=num_experts if held is None else len(held),
             num_warps=1,
             **overlap_options(logits),
@@ -120,72 +104,10 @@ def route_experts(
     return experts, weights
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def _logits_kernel(
-    x_ptr, weight_ptr, out_ptr, num_rows, num_experts, stride_x,
-    SIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PARTS: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """Grid: (tiles of experts, tiles of rows). What lies past the end repeats the last and is not stored.
-
-    DEPTH numbers of a row are multiplied at a time, in parts side by side, since products wait for others.
-    """
-    EACH: tl.constexpr = DEPTH // PARTS
-    start_next(OVERLAP)
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    expert = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    x_k = (tl.arange(0, PARTS * ROWS) // ROWS * EACH)[:, None] + tl.arange(0, EACH)[None, :]
-    weight_k = (tl.arange(0, PARTS * COLUMNS) // COLUMNS * EACH)[:, None] + tl.arange(0, EACH)[None, :]
-    x_row = tl.program_id(1) * ROWS + tl.arange(0, PARTS * ROWS) % ROWS
-    weight_row = tl.program_id(0) * COLUMNS + tl.arange(0, PARTS * COLUMNS) % COLUMNS
-    x_at = x_ptr + tl.minimum(x_row, num_rows - 1).to(tl.int64)[:, None] * stride_x + x_k
-    weight_at = weight_ptr + tl.minimum(weight_row, num_experts - 1)[:, None] * SIZE + weight_k
-    wait_for_previous(OVERLAP)
-
-    total = tl.zeros([ROWS, COLUMNS] if PARTS == 1 else [PARTS, ROWS, COLUMNS], tl.float32)
-    for start in range(0, SIZE, DEPTH):
-        x = tl.load(x_at + start, mask=start + x_k < SIZE, other=0.0)
-        weight = tl.load(weight_at + start, mask=start + weight_k < SIZE, other=0.0)
-        if PARTS > 1:
-            x = tl.reshape(x, [PARTS, ROWS, EACH])
-            weight = tl.permute(tl.reshape(weight, [PARTS, COLUMNS, EACH]), (0, 2, 1))
-        else:
-            weight = tl.trans(weight)
-        total = tl.dot(x, weight, total, input_precision="ieee")
-    if PARTS > 1:
-        total = tl.sum(total, axis=0)
-
-    inside = (row < num_rows)[:, None] & (expert < num_experts)[None, :]
-    tl.store(out_ptr + row.to(tl.int64)[:, None] * num_experts + expert[None, :], total, mask=inside)
-
-
-@triton.jit
-def _few_logits_kernel(
-    x_ptr, weight_ptr, out_ptr, num_experts, stride_x,
-    SIZE: tl.constexpr, EXPERTS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """Grid: (ceil(E / EXPERTS), T). The first weights are loaded before x may be read."""
-    start_next(OVERLAP)
-    expert = tl.program_id(0) * EXPERTS + tl.arange(0, EXPERTS)
-    k = tl.arange(0, DEPTH)[None, :]
-    x_at = x_ptr + tl.program_id(1).to(tl.int64) * stride_x + k
-    weight_at = weight_ptr + tl.minimum(expert, num_experts - 1)[:, None] * SIZE + k
-    weight = tl.load(weight_at, mask=k < SIZE, other=0.0)
-    wait_for_previous(OVERLAP)
-    total = tl.zeros([EXPERTS], tl.float32)
-    for start in range(0, SIZE, DEPTH):
-        next_weight = tl.load(weight_at + start + DEPTH, mask=start + DEPTH + k < SIZE, other=0.0)
-        x = tl.load(x_at + start, mask=start + k < SIZE, other=0.0).to(tl.float32)
-        total += tl.sum(weight.to(tl.float32) * x, axis=1)
-        weight = next_weight
-    out_at = out_ptr + tl.program_id(1) * num_experts + expert
-    tl.store(out_at, total, mask=expert < num_experts)
-
-
 @triton.jit
 def choice_keys(logits, expert, inside, EXPERTS: tl.constexpr):
-    """Return an integer for each logit and its expert, of which a larger one is chosen earlier: NaNs too."""
-    # Both zeros are equal, but their bits are not.
+    """Return an integer for each logit and its expert; the largest is chosen first. NaNs count, too."""
+    # Both zeros are equal, but their bits differ.
     bits = tl.where(logits == 0.0, 0.0, logits).to(tl.int32, bitcast=True)
     rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     key = (rising.to(tl.int64) << 32) | (EXPERTS - 1 - expert).to(tl.int64)
@@ -193,8 +115,35 @@ def choice_keys(logits, expert, inside, EXPERTS: tl.constexpr):
 
 
 @triton.jit
+def _rank_of(key):
+    """Return the number that a key of choice_keys was made of."""
+    high = (key >> 32).to(tl.int32)
+    return (high ^ ((high >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _in_best_groups(
+    keys, expert, NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, NUM_GROUPS: tl.constexpr,
+    NUM_CHOSEN_GROUPS: tl.constexpr,
+):  # fmt: skip
+    """Return whether each expert is of the groups that have the largest sums of their two best ranks."""
+    group = expert // (NUM_EXPERTS // NUM_GROUPS)
+    sums = tl.full([EXPERTS], float("-inf"), tl.float32)
+    for number in tl.static_range(NUM_GROUPS):
+        own = tl.where(group == number, keys, _LOWEST)
+        first = tl.max(own, axis=0)
+        second = tl.max(tl.where(own == first, _LOWEST, own), axis=0)
+        sums = tl.where(group == number, _rank_of(first) + _rank_of(second), sums)
+    is_open = expert < 0
+    for _ in tl.static_range(NUM_CHOSEN_GROUPS):
+        best = tl.argmax(tl.where(is_open, float("-inf"), sums), axis=0) // (NUM_EXPERTS // NUM_GROUPS)
+        is_open |= group == best
+    return is_open
+
+
+@triton.jit
 def place_among_held(expert, first_held, slots_ptr, token, NUM_HELD: tl.constexpr):
-    """Return which of the experts held here each of a token's is; NUM_HELD: elsewhere, or of padding."""
+    """Return chosen experts' places among those held here; NUM_HELD: another rank's, or a padded token's."""
     expert -= first_held
     is_held = (expert >= 0) & (expert < NUM_HELD)
     if slots_ptr is not None:
@@ -204,9 +153,10 @@ def place_among_held(expert, first_held, slots_ptr, token, NUM_HELD: tl.constexp
 
 @triton.jit(do_not_specialize=["first_held"])
 def _choose_kernel(
-    logits_ptr, bias_ptr, slots_ptr, experts_ptr, weights_ptr, first_held,
+    logits_ptr, bias_ptr, choice_bias_ptr, slots_ptr, experts_ptr, weights_ptr, first_held, factor,
     NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, NUM_CHOSEN: tl.constexpr, CHOSEN: tl.constexpr,
-    RENORMALISES: tl.constexpr, NUM_HELD: tl.constexpr, OVERLAP: tl.constexpr,
+    RENORMALISES: tl.constexpr, RANKS_SCORES: tl.constexpr, IS_SIGMOID: tl.constexpr,
+    NUM_GROUPS: tl.constexpr, NUM_CHOSEN_GROUPS: tl.constexpr, NUM_HELD: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Grid: (T,). The largest of choice_keys is the next choice."""
     start_next(OVERLAP)
@@ -217,7 +167,19 @@ def _choose_kernel(
     logits = tl.load(logits_ptr + row * NUM_EXPERTS + expert, mask=inside, other=float("-inf"))
     if bias_ptr is not None:
         logits += tl.load(bias_ptr + expert, mask=inside, other=0.0).to(tl.float32)
-    key = choice_keys(logits, expert, inside, EXPERTS)
+    largest = tl.max(logits, axis=0)
+    if RANKS_SCORES:
+        likely = tl.exp(logits - largest)
+        scores = tl.sigmoid(logits) if IS_SIGMOID else likely / tl.sum(likely, axis=0)
+        ranks = scores
+        if choice_bias_ptr is not None:
+            ranks += tl.load(choice_bias_ptr + expert, mask=inside, other=0.0)
+        if NUM_GROUPS > 1:
+            keys = choice_keys(ranks, expert, inside, EXPERTS)
+            inside &= _in_best_groups(keys, expert, NUM_EXPERTS, EXPERTS, NUM_GROUPS, NUM_CHOSEN_GROUPS)
+    else:
+        ranks = logits
+    key = choice_keys(ranks, expert, inside, EXPERTS)
 
     slot = tl.arange(0, CHOSEN)
     values = tl.full([CHOSEN], float("-inf"), tl.float32)
@@ -225,16 +187,23 @@ def _choose_kernel(
     for number in tl.static_range(NUM_CHOSEN):
         best = tl.max(key, axis=0)
         best_expert = EXPERTS - 1 - (best & 0x7FFFFFFF).to(tl.int32)
-        high = (best >> 32).to(tl.int32)
-        value = (high ^ ((high >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+        if RANKS_SCORES:
+            value = tl.sum(tl.where(expert == best_expert, scores, 0.0), axis=0)
+        else:
+            value = _rank_of(best)
         values = tl.where(slot == number, value, values)
         chosen = tl.where(slot == number, best_expert, chosen)
         key = tl.where(expert == best_expert, _LOWEST, key)
 
-    largest = tl.max(logits, axis=0)
-    weights = tl.exp(values - largest)
-    total = tl.sum(weights if RENORMALISES else tl.exp(logits - largest), axis=0)
+    if RANKS_SCORES:
+        weights = tl.where(slot < NUM_CHOSEN, values, 0.0)
+        # Sigmoids of a token may all be 0.
+        weights = weights / (tl.sum(weights, axis=0) + 1e-20) if RENORMALISES else weights
+        weights *= factor
+    else:
+        weights = tl.exp(values - largest)
+        weights /= tl.sum(weights if RENORMALISES else tl.exp(logits - largest), axis=0)
     chosen = place_among_held(chosen, first_held, slots_ptr, row, NUM_HELD)
     at = row * NUM_CHOSEN + slot
     tl.store(experts_ptr + at, chosen, mask=slot < NUM_CHOSEN)
-    tl.store(weights_ptr + at, weights / total, mask=slot < NUM_CHOSEN)
+    tl.store(weights_ptr + at, weights, mask=slot < NUM_CHOSEN)

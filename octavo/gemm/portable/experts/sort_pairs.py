@@ -13,7 +13,8 @@ from torch import Tensor
 
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
 
-_FEW, _MANY = 1024, 4096
+# Pairs that a program reads at a time.
+_SHORT_BLOCK, _LONG_BLOCK = 1024, 4096
 
 
 class SortedPairs(NamedTuple):
@@ -23,7 +24,7 @@ class SortedPairs(NamedTuple):
         pairs: [T k] int32; pair p is token p // k with its expert p % k. Those from starts[E] on are not set.
         starts: [E + 1] int32.
         num_chosen: k.
-        num_slots: programs that share an expert's tiles of rows; see tiling.row_slots.
+        num_slots: programs that share an expert's tiles of rows; see expert_tiling.row_slots.
     """
 
     pairs: Tensor
@@ -33,17 +34,17 @@ class SortedPairs(NamedTuple):
 
 
 def sort_pairs(experts: Tensor, num_experts: int, num_slots: int) -> SortedPairs:
-    """Sort pairs by expert; those of one expert stay in their order.
+    """Sort pairs by expert; pairs of one expert stay in their order.
 
     Args:
         experts: [T, k] int32, contiguous; pairs of E are left out.
         num_experts: E.
-        num_slots: of the result.
+        num_slots: see SortedPairs.
     """
     num_pairs = experts.numel()
     pairs = experts.new_empty(num_pairs)
     starts = experts.new_empty(num_experts + 1, dtype=torch.int32)
-    block = _FEW if num_pairs <= _FEW else _MANY
+    block = _SHORT_BLOCK if num_pairs <= _SHORT_BLOCK else _LONG_BLOCK
     launch(
         _sort_kernel,
         (num_experts,),
@@ -53,7 +54,7 @@ def sort_pairs(experts: Tensor, num_experts: int, num_slots: int) -> SortedPairs
         num_pairs=num_pairs,
         num_experts=num_experts,
         BLOCK=block,
-        num_warps=4 if block == _FEW else 8,
+        num_warps=4 if block == _SHORT_BLOCK else 8,
         **overlap_options(experts),
     )
     return SortedPairs(pairs, starts, experts.shape[1], num_slots)

@@ -45,7 +45,7 @@ def halves_of(pair):
 
 @triton.jit
 def read_pair(pair, BITS: tl.constexpr):
-    """Return what `scaled` multiplies with and adds, of the words of scales and minimums."""
+    """Return the factor and the summand that `scaled` takes, from words of scales and minimums."""
     STEPS: tl.constexpr = 1 << BITS
     # What `scaled` reads for q = 0.
     ORIGIN: tl.constexpr = STEPS + (128 if BITS == 8 else 0)

@@ -1,4 +1,4 @@
-"""The GEMM of medium M with a packed weight, y = epilogue(x W^T); imported only where Triton runs.
+"""The GEMM of 17 to 256 rows with a packed weight, y = epilogue(x W^T); imported only where Triton runs.
 
 Each program multiplies a tile of rows by a tile of the weight on tensor cores. It loads a span of words at a
 time, dequantises it in registers, and multiplies each plane by its 32 columns of x.
@@ -13,13 +13,10 @@ from octavo.forms.packed import PLANE, PackedWeight
 from octavo.gemm.portable.packed.dequantise import read_pair, scaled
 from octavo.gemm.portable.packed.packed_operands import check_packed
 from octavo.gemm.portable.packed.packed_tiling import MediumTiling, medium_tiling_for
+from octavo.gemm.portable.sum_parts import add_parts
 from octavo.kernels.activation import activate
 from octavo.kernels.device import shared_bytes
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
-
-# Columns of a program that adds up parts, and its warps.
-_ADDED = 512
-_ADD_WARPS = 4
 
 
 def medium_linear(
@@ -51,70 +48,35 @@ def medium_linear(
     num_rows, (num_weight_rows, size) = x.shape[0], weight.shape
     if tiling is None:
         tiling = medium_tiling_for(num_rows, num_weight_rows, shared_bytes(x.device))
-    fused = (bias is not None, activation, residual is not None)
     splits = min(tiling.num_splits, weight.words.shape[1] // PLANE)
-    parts = x.new_empty(splits, num_rows, num_weight_rows, dtype=torch.float32) if splits > 1 else out
+    is_whole = splits == 1
+    parts = out if is_whole else x.new_empty(splits, num_rows, num_weight_rows, dtype=torch.float32)
     launch(
         _medium_linear_kernel,
         (-(-num_weight_rows // tiling.columns), -(-num_rows // tiling.rows), splits),
-        x,
-        weight.words,
-        weight.pairs,
-        x if bias is None else bias,
-        parts,
-        num_rows,
-        num_weight_rows,
-        x.stride(0),
-        parts.stride(-2),
-        weight.factor,
-        size,
-        weight.bits,
-        weight.group,
-        tiling.rows,
-        tiling.columns,
-        splits,
-        *(fused if splits == 1 else (False, None, False)),
+        x_ptr=x,
+        words_ptr=weight.words,
+        pairs_ptr=weight.pairs,
+        bias_ptr=bias if is_whole else None,
+        out_ptr=parts,
+        num_rows=num_rows,
+        num_weight_rows=num_weight_rows,
+        stride_x=x.stride(0),
+        stride_out=parts.stride(-2),
+        factor=weight.factor,
+        SIZE=size,
+        BITS=weight.bits,
+        GROUP=weight.group,
+        ROWS=tiling.rows,
+        COLUMNS=tiling.columns,
+        SPLITS=splits,
+        ACTIVATION=activation if is_whole else None,
+        ADD=is_whole and residual is not None,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
         **overlap_options(x),
     )
-    if splits > 1:
-        add_parts(parts, bias, out, activation, adds=residual is not None)
-    return out
-
-
-def add_parts(
-    parts: Tensor, bias: Tensor | None, out: Tensor, activation: str | None, *, adds: bool
-) -> Tensor:
-    """Write epilogue(sum of parts of K, in order, + bias) to out, and return it.
-
-    Args:
-        parts: [splits, M, N] float32 contiguous.
-        bias: see medium_linear.
-        out: [M, N], or [M, N / 2] with an activation; rows any stride apart.
-        activation: see medium_linear.
-        adds: whether the result is added to what out holds.
-    """
-    splits, num_rows, num_weight_rows = parts.shape
-    num_columns = num_weight_rows // (1 if activation is None else 2)
-    launch(
-        _add_parts_kernel,
-        (-(-num_columns // _ADDED), num_rows),
-        parts_ptr=parts,
-        bias_ptr=parts if bias is None else bias,
-        out_ptr=out,
-        num_rows=num_rows,
-        num_weight_rows=num_weight_rows,
-        stride_out=out.stride(0),
-        SPLITS=splits,
-        COLUMNS=_ADDED,
-        BIAS=bias is not None,
-        ACTIVATION=activation,
-        ADD=adds,
-        num_warps=_ADD_WARPS,
-        **overlap_options(out),
-    )
-    return out
+    return out if is_whole else add_parts(parts, bias, out, activation, adds=residual is not None)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_weight_rows", "factor"])
@@ -122,8 +84,7 @@ def _medium_linear_kernel(
     x_ptr, words_ptr, pairs_ptr, bias_ptr, out_ptr,
     num_rows, num_weight_rows, stride_x, stride_out, factor,
     SIZE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, ADD: tl.constexpr, OVERLAP: tl.constexpr,
+    SPLITS: tl.constexpr, ACTIVATION: tl.constexpr, ADD: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Grid: (ceil(num_weight_rows / COLUMNS), ceil(num_rows / ROWS), SPLITS).
 
@@ -166,7 +127,7 @@ def _medium_linear_kernel(
                 sums = tl.dot(values, x, sums)
 
     sums *= factor
-    if BIAS:
+    if bias_ptr is not None:
         sums += tl.load(bias_ptr + weight_row).to(tl.float32)[:, None]
     first = tl.program_id(0) * (COLUMNS // HALVES)
     if ACTIVATION is not None:
@@ -180,41 +141,3 @@ def _medium_linear_kernel(
     if ADD:
         sums += tl.load(out_at, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_at, sums.to(out_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit(do_not_specialize=["num_rows", "num_weight_rows"])
-def _add_parts_kernel(
-    parts_ptr, bias_ptr, out_ptr, num_rows, num_weight_rows, stride_out,
-    SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
-    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, ADD: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """Grid: (ceil(columns of the result / COLUMNS), num_rows). Adds up parts of K, in order."""
-    HALVES: tl.constexpr = 1 if ACTIVATION is None else 2
-    start_next(OVERLAP)
-    num_columns = num_weight_rows // HALVES
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = column < num_columns
-    row = tl.program_id(1).to(tl.int64)
-    wait_for_previous(OVERLAP)
-    out = _sum_of_parts(parts_ptr, bias_ptr, row, column, inside, num_rows, num_weight_rows, SPLITS, BIAS)
-    if ACTIVATION is not None:
-        up = _sum_of_parts(
-            parts_ptr, bias_ptr, row, column + num_columns, inside, num_rows, num_weight_rows, SPLITS, BIAS
-        )
-        out = activate(out, ACTIVATION) * up
-    out_at = out_ptr + row * stride_out + column
-    if ADD:
-        out += tl.load(out_at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _sum_of_parts(
-    parts_ptr, bias_ptr, row, column, inside, num_rows, num_weight_rows,
-    SPLITS: tl.constexpr, BIAS: tl.constexpr,
-):  # fmt: skip
-    out = tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32) if BIAS else 0.0
-    for part in tl.static_range(SPLITS):
-        at = (part * num_rows + row) * num_weight_rows + column
-        out += tl.load(parts_ptr + at, mask=inside, other=0.0)
-    return out

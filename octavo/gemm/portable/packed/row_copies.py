@@ -14,11 +14,11 @@ class Work(NamedTuple):
     """What a program multiplies.
 
     Attributes:
-        first: column of the result.
-        num_columns: of the result.
-        num_weight_rows: of the weight, gate and up counted.
-        first_span: of its part of K.
-        num_steps: of all its tiles.
+        first: its first column of the result.
+        num_columns: columns of the result.
+        num_weight_rows: rows of the weight, gate and up counted.
+        first_span: first span of its part of K.
+        num_steps: steps of all its tiles.
     """
 
     first: Any
@@ -51,7 +51,7 @@ class Copies(NamedTuple):
 
 @gluon.jit
 def plan_copies(words_ptr, pairs_ptr, work, shape: gl.constexpr, own: gl.constexpr):
-    """Return what to copy; own: columns of the result of a tile."""
+    """Return what to copy; own: a tile's columns of the result."""
     GROUPS: gl.constexpr = 1024 // shape.bits // shape.group
     NUM_SPANS: gl.constexpr = (shape.size * shape.bits + 1023) // 1024
     COPY: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 4, 8], [shape.warps, 1, 1], [2, 1, 0])
@@ -63,7 +63,7 @@ def plan_copies(words_ptr, pairs_ptr, work, shape: gl.constexpr, own: gl.constex
     word = gl.arange(0, 32, gl.SliceLayout(0, gl.SliceLayout(1, COPY)))[None, None, :]
     place = gl.arange(0, shape.warps * GROUPS, gl.SliceLayout(1, COPY_PAIRS))[:, None]
     index_p = gl.arange(0, shape.columns, gl.SliceLayout(0, COPY_PAIRS))[None, :]
-    # If there are fewer columns than a tile has, the last one is repeated.
+    # If the result has fewer columns than a tile, the last one is repeated.
     last = work.num_columns - 1
     weight_row = gl.minimum(index % own, last) + index // own * work.num_columns
     weight_row_p = gl.minimum(index_p % own, last) + index_p // own * work.num_columns

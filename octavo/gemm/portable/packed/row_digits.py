@@ -36,7 +36,7 @@ def _norm_scale(xs, eps, shape: gl.constexpr):
 
 @gluon.jit
 def keep_row(x_ptr, norm_weight_ptr, eps, shape: gl.constexpr):
-    """Keep a single row, normed if that is asked for, and its sums in shared memory; past the end zeros."""
+    """Keep a single row, normed if shape.norm, and its sums in shared memory; zeros follow."""
     SPAN: gl.constexpr = 1024 // shape.bits
     TURN: gl.constexpr = SPAN * shape.warps
     GROUPS: gl.constexpr = TURN // shape.group
@@ -48,7 +48,7 @@ def keep_row(x_ptr, norm_weight_ptr, eps, shape: gl.constexpr):
     k = gl.arange(0, TURN, gl.BlockedLayout([8], [32], [shape.warps], [0]))
     xs = ()
     norms = ()
-    # All loads are on their way before the first one is used.
+    # All loads are in flight before the first one is used.
     for turn in gl.static_range(shape.turns):
         at = k + turn * TURN
         xs = xs + (gl.load(x_ptr + at, mask=at < shape.size, other=0.0),)  # noqa: RUF005
@@ -70,7 +70,7 @@ def keep_row(x_ptr, norm_weight_ptr, eps, shape: gl.constexpr):
 
 @gluon.jit
 def load_rows(x_ptr, stride_x, num_rows, first_span, shape: gl.constexpr, SUMS: gl.constexpr):
-    """Load a program's columns of all rows, from a span on; past the ends zeros."""
+    """Load a program's columns of all rows, from a span on; past the ends there are zeros."""
     SPAN: gl.constexpr = 1024 // shape.bits
     B: gl.constexpr = gl.DotOperandLayout(1, SUMS, 8)
     warp = gl.arange(0, shape.warps, gl.SliceLayout(1, gl.SliceLayout(2, B)))[:, None, None]

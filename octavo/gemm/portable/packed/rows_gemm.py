@@ -11,11 +11,11 @@ from triton.experimental.gluon import language as gl
 from octavo.errors import InvalidArgumentError
 from octavo.forms.packed import PLANE, PackedWeight
 from octavo.gemm.operands import check_vector
-from octavo.gemm.portable.packed.medium import add_parts
 from octavo.gemm.portable.packed.packed_operands import check_packed
 from octavo.gemm.portable.packed.packed_result import Result
 from octavo.gemm.portable.packed.packed_tiling import FEW_MAX_ROWS, FewTiling, few_tiling_for
 from octavo.gemm.portable.packed.rows_kernel import Shape, few_linear_kernel
+from octavo.gemm.portable.sum_parts import add_parts
 from octavo.kernels.device import num_multiprocessors, nvidia_generation
 from octavo.kernels.launch import launch, overlaps
 
@@ -34,7 +34,7 @@ def few_linear(
     """Return epilogue(prologue(x) W^T + bias); sums are float32.
 
     The previous kernel must not write weight, bias or norm_weight: this one may read them while that one
-        runs.
+    runs.
 
     Args:
         x: [M, K] float16 or bfloat16, 1 <= M <= FEW_MAX_ROWS, columns in the weight's order; rows any stride
@@ -61,24 +61,26 @@ def few_linear(
     if splits > 1 and num_rows == 1:
         raise InvalidArgumentError(f"a single row is not cut, got {tiling}")
     parts = out.unsqueeze(0)
-    fused = (norm_weight is not None, bias is not None, activation, residual is not None)
     if splits > 1:
         parts = x.new_empty(splits, num_rows, num_weight_rows, dtype=torch.float32)
-        fused = (False, False, None, False)
     tiles = _tiles_of_a_program(num_weight_rows, tiling, splits, x.device)
     overlap = overlaps(x)
     shape = Shape(
-        weight.bits,
-        weight.group,
-        size,
-        1 if num_rows == 1 else 8 if num_rows <= 8 else 16,
-        tiling.columns,
-        tiling.num_warps,
-        tiling.num_stages,
-        turns,
-        num_rows > 1 or tiling.in_registers,
-        *fused,
-        overlap,
+        bits=weight.bits,
+        group=weight.group,
+        size=size,
+        rows=1 if num_rows == 1 else 8 if num_rows <= 8 else 16,
+        columns=tiling.columns,
+        warps=tiling.num_warps,
+        stages=tiling.num_stages,
+        turns=turns,
+        in_registers=num_rows > 1 or tiling.in_registers,
+        # A single row, the only one with a norm, is not split.
+        norm=norm_weight is not None,
+        bias=splits == 1 and bias is not None,
+        activation=activation if splits == 1 else None,
+        adds=splits == 1 and residual is not None,
+        overlap=overlap,
     )
     launch(
         few_linear_kernel,

@@ -1,10 +1,10 @@
 """The kernel of few_linear: programs that stream tiles of a packed weight through their tensor cores.
 
     start    copies of the first steps to shared memory
-             wait for the kernel before; then the rows of x (rows)
-    tile     warp w: spans w, w + W, ...    copied some steps ahead, across tiles (copies)
+             wait for the previous kernel; then the rows of x (row_digits)
+    tile     warp w: spans w, w + W, ...    copied some steps ahead, across tiles (row_copies)
                planes of integers           bits become floats without arithmetic: q + ORIGIN
-               sums += integers * x,        of a group, then scaled:
+               sums += integers * x,        for each group, then scaled:
                                             scale * (sums - ORIGIN * total) + min * total
              the warps' sums are added up, epilogue, store
 
@@ -40,15 +40,15 @@ class Shape(NamedTuple):
         bits: 4 or 8.
         group: columns of a group.
         size: K.
-        rows: of x: 1, 8 or 16.
+        rows: rows of x, 1, 8 or 16.
         columns: rows of the weight per tile, 16 or 32.
-        warps: that share K.
+        warps: warps that share K.
         stages: steps in shared memory.
-        turns: spans of a warp, of each row of the weight.
-        in_registers: whether x is; with one row, else it is in shared memory.
-        norm: whether x is normed; with one row.
-        bias: whether there is one.
-        activation: name or None.
+        turns: spans of each row of the weight that a warp has.
+        in_registers: whether x is in registers; a single row may be in shared memory instead.
+        norm: whether x, then a single row, is normed.
+        bias: whether a bias is added.
+        activation: its name, or None.
         adds: whether the result is added to the residual.
         overlap: whether the next kernel may start early.
     """
@@ -88,7 +88,7 @@ def _add_span(
     sums = ()
     for _ in gl.static_range(GROUPS):
         sums = sums + (gl.zeros([shape.warps, shape.columns, ROWS], gl.float32, SUMS),)  # noqa: RUF005
-    # Sums of groups by turns: a product waits for the one before it of the same sum.
+    # Groups take turns: a product waits for the previous one with the same sum.
     for index in gl.static_range(EACH):
         added = ()
         for group in gl.static_range(GROUPS):

@@ -115,6 +115,24 @@ _GPT_OSS_NAMES = MappingProxyType(
     | _BARE_NAMES
 )
 _FUSED_NAMES = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+_POST_NORM_NAMES = MappingProxyType(
+    {name: own for name, own in _LAYER_NAMES.items() if name not in ("attn_norm", "ffn_norm")}
+    | {name: own for name, own in _FOUR_NORM_NAMES.items() if name != "ffn_norm"}
+)
+_SEED_OSS_NAMES = MappingProxyType(
+    {name: own for name, own in _LAYER_NAMES.items() if name != "ffn_norm"}
+    | {"post_attention_norm": "post_attention_layernorm"}
+)
+_WINDOW_KEYS = frozenset({"attention.sliding_window", "attention.sliding_window_pattern"})
+# Factors that some architectures have -> their names in a config.json.
+MULTIPLIERS: Mapping[str, str] = MappingProxyType(
+    {
+        "attention.scale": "attention_multiplier",
+        "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "logit_scale": "logits_scaling",
+    }
+)
 _GEMMA_KEYS = frozenset({"attention.sliding_window", "final_logit_softcapping"})
 _GEMMA_NAMES = MappingProxyType(_LAYER_NAMES | _FOUR_NORM_NAMES)
 ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
@@ -183,6 +201,34 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
             GGUFArchitecture(
                 name="smollm3", hf_name="SmolLM3ForCausalLM", model_type="smollm3", interleaves_heads=True
             ),
+            # OLMo 3, too, which has windows.
+            GGUFArchitecture(
+                name="olmo2",
+                hf_name="Olmo3ForCausalLM",
+                model_type="olmo3",
+                layer_names=_POST_NORM_NAMES,
+                own_keys=_WINDOW_KEYS,
+            ),
+            GGUFArchitecture(
+                name="exaone4",
+                hf_name="Exaone4ForCausalLM",
+                model_type="exaone4",
+                layer_names=_POST_NORM_NAMES,
+                own_keys=_WINDOW_KEYS,
+            ),
+            GGUFArchitecture(
+                name="granite",
+                hf_name="GraniteForCausalLM",
+                model_type="granite",
+                interleaves_heads=True,
+                own_keys=frozenset(MULTIPLIERS),
+            ),
+            GGUFArchitecture(
+                name="seed_oss",
+                hf_name="SeedOssForCausalLM",
+                model_type="seed_oss",
+                layer_names=_SEED_OSS_NAMES,
+            ),
             GGUFArchitecture(
                 name="gemma2",
                 hf_name="Gemma2ForCausalLM",
@@ -212,7 +258,7 @@ _MISSING: Mapping[str, str] = MappingProxyType(
         name: reason
         for reason, names in (
             (
-                "experts that all tokens share are not supported",
+                "experts that all tokens share are not supported in GGUF files",
                 "deepseek deepseek2 deepseek32 dots1 ernie4_5-moe glm4moe hunyuan-moe llama4 qwen2moe",
             ),
             (
@@ -220,8 +266,8 @@ _MISSING: Mapping[str, str] = MappingProxyType(
                 "falcon-h1 granitehybrid jamba kimi-linear lfm2 lfm2moe mamba mamba2 nemotron_h qwen35 "
                 "qwen35moe qwen3next rwkv6 rwkv7",
             ),
-            ("blocks without a norm of their input are not supported", "exaone4 olmo2"),
-            ("factors of residual sums and logits are not supported", "granite granitemoe minicpm"),
+            ("experts with factors of residual sums are not supported", "granitemoe"),
+            ("factors that grow with depth are not supported", "minicpm"),
             (
                 "norms that subtract the mean are not supported",
                 "bloom cohere2 command-r falcon gpt2 gptneox mpt nemotron olmo orion phi2 phimoe stablelm "

@@ -8,6 +8,7 @@ import numpy as np
 from octavo.errors import FileFormatError, UnsupportedModelError
 from octavo.models.formats.gguf.architectures import (
     LONG_FACTORS,
+    MULTIPLIERS,
     ROPE_FACTORS,
     SHORT_FACTORS,
     find_architecture,
@@ -59,7 +60,8 @@ def gguf_to_hf_config(file: GGUFFile) -> dict[str, object]:
         "hidden_act": "silu",
         **_token_ids(fields),
     }
-    return config | _attention_scale(fields, config) | _softcaps(fields) | _windows(fields) | _experts(fields)
+    config |= _attention_scale(fields, config) | _softcaps(fields) | _multipliers(fields)
+    return config | _windows(fields) | _experts(fields)
 
 
 def _head_dim(fields: ArchitectureFields, default: int) -> int:
@@ -136,6 +138,11 @@ def _dense_layers(fields: ArchitectureFields) -> dict[str, object]:
 def _softcaps(fields: ArchitectureFields) -> dict[str, object]:
     names = ("attn_logit_softcapping", "final_logit_softcapping")
     return {name: fields.number(name) for name in names if fields.get(name) is not None}
+
+
+def _multipliers(fields: ArchitectureFields) -> dict[str, object]:
+    known = fields.architecture.own_keys & MULTIPLIERS.keys()
+    return {MULTIPLIERS[key]: fields.number(key) for key in known if fields.get(key)}
 
 
 def _windows(fields: ArchitectureFields) -> dict[str, object]:
