@@ -1,4 +1,4 @@
-"""Tables and the chart that documents show, made from result files: nobody types a figure.
+"""Tables and the chart that documents show, made from result files and from code: nobody types a figure.
 
     python benchmarks/tables.py [--check]
 
@@ -10,8 +10,9 @@ writes nothing, and fails if a page or the chart is not what the result files sa
 import argparse
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,8 +21,11 @@ from support.figures import cells, cpu_figures, files, int4_figures, load, numbe
 from support.gpu_workloads import WORKLOADS
 from support.shares_chart import draw
 
+from octavo.server.api import left_out
+from octavo.server.api.body import REFUSED
+
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md", ROOT / "docs" / "server-api.md")
 CHART = ROOT / "docs" / "images" / "speed.svg"
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -197,9 +201,45 @@ def ops() -> str:
     return table(header, rows) + files(name)
 
 
+def left_out_fields() -> str:
+    return left_out_list(left_out.FIELDS)
+
+
+def left_out_tools() -> str:
+    return left_out_list(left_out.TOOLS)
+
+
+def left_out_list(rows: tuple[left_out.LeftOut, ...]) -> str:
+    """Rows of the same APIs and reason that follow each other are one."""
+    groups = groupby(rows, lambda row: (row.apis, row.why))
+    return "\n".join(
+        f"* {coded(row.name for row in group)} ({', '.join(apis)}): {why}." for (apis, why), group in groups
+    )
+
+
+def refused() -> str:
+    return f"{coded(REFUSED)}."
+
+
+def coded(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     function.__name__.replace("_", "-"): function
-    for function in (readme, cpu, cpu_gpt_oss, small_model, open_loop, gpu_http, forest, ops)
+    for function in (
+        readme,
+        cpu,
+        cpu_gpt_oss,
+        small_model,
+        open_loop,
+        gpu_http,
+        forest,
+        ops,
+        left_out_fields,
+        left_out_tools,
+        refused,
+    )
 } | {name: partial(models, *case) for name, case in MODELS.items()}
 
 

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import itertools
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -35,6 +36,8 @@ from octavo.server.reading.processes import LONG_BYTES, ReadingProcesses
 from octavo.server.reading.requests import ChatInput, Materials, TextInput
 from octavo.server.replicas.reporting import note_prompts
 from octavo.server.tracing import Traces, note_generation
+
+logger = logging.getLogger("octavo.server")
 
 Found = TypeVar("Found")
 
@@ -144,7 +147,7 @@ class Context:
         assert isinstance(read, ReadChat)
         fields = msgspec.json.decode(read.fields, type=CHATS[path][0])
         prepared = unpacked(read.prompt), read.tools.box(materials.formats), read.constrained_params
-        return ChatInput(fields, read.chat, read.params, prepared)
+        return ChatInput(fields, read.chat, read.params, read.left_out, prepared)
 
     async def read_long_texts(self, request: Request, body: bytes) -> TextInput:
         """Read a long body that asks for completions in the same way. Raises as `read_long_chat`."""
@@ -152,7 +155,9 @@ class Context:
         self.loop.check_room(1)
         read = await self._reading.read(request.scope["octavo.sender"], self.path_of(request), body)
         assert isinstance(read, ReadTexts)
-        return TextInput(read.fields, read.params, [unpacked(prompt) for prompt in read.prompts])
+        return TextInput(
+            read.fields, read.params, read.left_out, [unpacked(prompt) for prompt in read.prompts]
+        )
 
     async def answer(self, request: Request) -> Response:
         """Answer a body by what is read in it (ANSWERS): in the pool, or if it is long in another process.
@@ -166,9 +171,10 @@ class Context:
             _ = self.engine
             read = await self._reading.read(request.scope["octavo.sender"], path, body)
             assert isinstance(read, ReadAnswer)
-            answer = read.body
+            answer, left_out = read.body, read.left_out
         else:
-            answer = await self.run(request, ANSWERS[path], self.materials, body)
+            answer, left_out = await self.run(request, ANSWERS[path], self.materials, body)
+        note_left_out(request, left_out)
         return Response(answer, media_type="application/json")
 
     def path_of(self, request: Request) -> str:
@@ -262,6 +268,13 @@ class Context:
         self._reading.close()
         if self.traces is not None:
             self.traces.close()
+
+
+def note_left_out(request: Request, names: Sequence[str]) -> None:
+    """Tell a client in its answer's headers, and the log, which parts of its body have no effect."""
+    if names:
+        request.scope["octavo.left_out"] = ", ".join(names)
+        logger.debug("left out of a request to %s: %s", request.scope["path"], ", ".join(names))
 
 
 def new_id(prefix: str, request: Request, client_id: RequestId | None) -> str:

@@ -1,5 +1,6 @@
 """Renders chat messages into one prompt with the Jinja template that comes with a model."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,6 +20,8 @@ _VARIABLES = (
     "thinking_budget tools_in_user_message"
 )
 VARIABLE_NAMES = frozenset(_VARIABLES.split())
+_CODE_MARKS = re.compile(r"\{[%{]|[%}]\}")
+_TEXTS = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,19 @@ class ChatTemplate:
     def source_with_tools(self) -> str:
         """The template for conversations with tools."""
         return self._tool_use_source or self.source
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """Those of VARIABLE_NAMES that the template reads."""
+        code = _TEXTS.sub("", " ".join(_CODE_MARKS.split(self.source + self.source_with_tools)[1::2]))
+        return frozenset(
+            name for name in VARIABLE_NAMES if re.search(rf"(?<![.\w]){name}\b(?!\s*=[^=])", code)
+        )
+
+    def words(self, words: Sequence[str]) -> tuple[str, ...]:
+        """Return those words that stand in the template as texts of their own."""
+        texts = {text[1:-1] for text in _TEXTS.findall(self.source)}
+        return tuple(word for word in words if word in texts)
 
     @cached_property
     def _roles(self) -> Mapping[str, Roles]:

@@ -12,9 +12,11 @@ import msgspec
 from msgspec import inspect
 
 from octavo.errors import suggest
+from octavo.server.api.left_out import leave_out, may_hold_more
+from octavo.server.api.structs import RequestBody, StreamOptions
 from octavo.server.api_errors import ApiError
 
-Body = TypeVar("Body", bound=msgspec.Struct)
+Body = TypeVar("Body", bound=RequestBody)
 
 _CHATS_ONLY = "is supported by /v1/chat/completions only"
 _OLD_TOOLS = "is an old name of OpenAI's; give tools and tool_choice to /v1/chat/completions"
@@ -22,7 +24,7 @@ _GUIDED = "is an old name of vLLM's; give structured_outputs"
 _TEXT_ONLY = "is not supported: this server reads and writes text only"
 
 # Fields of other servers: why they are refused, and which values ask for nothing.
-_REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
+REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
     "best_of": ("is not supported; ask for n completions and choose by their log-probabilities", (None, 1)),
     "use_beam_search": ("is not supported; sample n completions instead", (None, False)),
     "suffix": ("is not supported: models are asked to continue, not to fill in", (None, "")),
@@ -47,12 +49,12 @@ _REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
     "mm_processor_kwargs": (_TEXT_ONLY, (None, {})),
     "modalities": (_TEXT_ONLY, (None, ["text"])),
     "audio": (_TEXT_ONLY, (None,)),
-    "web_search_options": ("is not supported: this server opens no connections", (None,)),
     "prediction": ("is not supported", (None,)),
-    "verbosity": ("is not supported; say it in a message", (None, "medium")),
     "documents": ("is not supported; put them into a message", (None, [])),
     "logits_processors": ("is not supported: this server runs no code of requests", (None, [])),
     "include_reasoning": ("is not supported: reasoning is a field of the answer", (None, True)),
+    "separate_reasoning": ("is not supported: reasoning is a field of the answer", (None, True)),
+    "num_ctx": ("is not taken from requests; see octavo serve --max-model-len", (None,)),
     "length_penalty": ("belongs to beam search, which is not supported", (None, 1, 1.0)),
     "early_stopping": ("belongs to beam search, which is not supported", (None, False)),
     "background": ("is not supported: this server keeps no answers", (None, False)),
@@ -61,26 +63,24 @@ _REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
     "prompt_id": ("is not supported: this server keeps no prompts", (None,)),
     "include": ("is not supported: answers hold text only", (None, [])),
     "max_tool_calls": ("is not supported; parallel_tool_calls: false allows one", (None,)),
-    "reasoning": ("is not supported; use chat_template_kwargs of /v1/chat/completions", (None, {})),
     "truncation": ("is not supported; shorten the input", (None, "disabled")),
     "container": ("is not supported: this server runs no code", (None,)),
-    "context_management": ("is not supported: messages are taken as they are sent", (None, {}, [])),
-    "mcp_servers": ("is not supported: this server opens no connections", (None, [])),
-    "output_config": ("is not supported; use response_format of /v1/chat/completions", (None, {})),
+    "compaction": ("is not supported: this server writes no summaries; ask for one in a message", (None,)),
 }  # fmt: skip
 
 _UNKNOWN = re.compile(r"^Object contains unknown field `(.*?)`(?: - at `(.*)`)?$", re.DOTALL)
 _PLACE = re.compile(r" - at (?:`key` in )?`(\$.*)`$")
 
 
-def decode(body: bytes, kind: type[Body]) -> Body:
-    """Decode a body.
+def decode(body: bytes, kind: type[Body]) -> tuple[Body, tuple[str, ...]]:
+    """Decode a body; return it, and the names of what was left out of it.
 
     Raises:
         ApiError: 400: no JSON, a wrong type or value, an unknown or a refused field.
     """
     try:
-        return msgspec.json.decode(body, type=kind)
+        found = msgspec.json.decode(body, type=kind)
+        return _without_neutral(body, kind, None) if may_hold_more(body, kind.api) else (found, ())
     except msgspec.ValidationError as error:
         return _without_neutral(body, kind, error)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -89,22 +89,26 @@ def decode(body: bytes, kind: type[Body]) -> Body:
         raise ApiError(400, "the body nests too deep", code="invalid_json") from error
 
 
-def _without_neutral(body: bytes, kind: type[Body], error: msgspec.ValidationError) -> Body:
-    """Decode again without the fields that Octavo lacks, if their values ask for nothing."""
+def _without_neutral(
+    body: bytes, kind: type[Body], error: msgspec.ValidationError | None
+) -> tuple[Body, tuple[str, ...]]:
+    """Decode again without what is left out, and what Octavo lacks if its value asks for nothing."""
     fields = _as_object(body)
     if fields is not None:
         fields = without_nulls(fields, kind)
-        for name in fields.keys() & _REFUSED.keys() - set(kind.__struct_fields__):
-            why, neutral = _REFUSED[name]
+        left_out = leave_out(fields, kind.api)
+        for name in fields.keys() & REFUSED.keys() - set(kind.__struct_fields__):
+            why, neutral = REFUSED[name]
             if not _asks_for_nothing(fields.pop(name), neutral):
                 raise ApiError(400, f"{name} {why}", param=name, code="unsupported_field") from error
         _refuse_structural_tags(fields)
         try:
-            return msgspec.convert(fields, kind, str_keys=True)
+            return msgspec.convert(fields, kind, str_keys=True), left_out
         except msgspec.ValidationError as found:
             error = found
         except RecursionError:
             raise ApiError(400, "the body nests too deep", code="invalid_json") from None
+    assert error is not None
     raise _explained(error, kind)
 
 
@@ -155,8 +159,6 @@ def _explained(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> Ap
 def _fields_at(kind: type[msgspec.Struct], place: str) -> tuple[str, ...]:
     if not place:
         return kind.__struct_fields__
-    from octavo.server.api.structs import StreamOptions
-
     return StreamOptions.__struct_fields__ if place == "stream_options" else ()
 
 

@@ -24,9 +24,10 @@ from octavo.server.api.structs import (
     ChunkChoice,
     Delta,
     Usage,
+    wish_of,
 )
-from octavo.server.api.toolbox import Toolbox, read_prompt
-from octavo.server.context import Context, new_id
+from octavo.server.api.toolbox import Toolbox, read_prompt, wished_variables
+from octavo.server.context import Context, new_id, note_left_out
 from octavo.server.entry.sending import Parts
 from octavo.server.generation import Generation, usage_of
 from octavo.server.limits import while_present
@@ -92,8 +93,17 @@ async def read_chat(
     else:
         found = parse(body, context.defaults)
         check_model(getattr(found.fields, "model", None), context.model)
+    note_left_out(request, (*found.left_out, *_without_switch(context, found)))
     context.check_room(found.params.n)
     return found
+
+
+def _without_switch(context: Context, found: ChatInput) -> tuple[str, ...]:
+    """Return the wish for reasoning that is left out because the model's template has no switch for it."""
+    materials, (effort, thinks) = context.materials, wish_of(found.chat)
+    if (effort, thinks) == (None, None) or wished_variables(materials.prompts, found.chat, materials.formats):
+        return ()
+    return ("thinking" if effort is None else "reasoning effort",)
 
 
 async def begin_chat(context: Context, request: Request, found: ChatInput) -> tuple[Generation, Toolbox]:

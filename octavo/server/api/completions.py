@@ -19,7 +19,7 @@ from octavo.server.api.structs import (
     CompletionRequest,
     Usage,
 )
-from octavo.server.context import Context, new_id
+from octavo.server.context import Context, new_id, note_left_out
 from octavo.server.entry.sending import Parts
 from octavo.server.generation import Generation, usage_of
 from octavo.server.limits import while_present
@@ -60,6 +60,7 @@ class Answer:
 async def completions(context: Context, request: Request) -> Response:
     """Answer POST /v1/completions: continue each prompt."""
     found = await _read(context, request)
+    note_left_out(request, found.left_out)
     context.check_room(num_prompts(found) * found.params.n)
     work = _generate(context, request, found)
     if found.fields.stream:

@@ -1,7 +1,7 @@
 """Requests and answers as typed structs; the OpenAPI document follows from them."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -19,13 +19,24 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 JsonObject = dict[str, Any]
 
 
+class RequestBody(Struct):
+    """A body. `api` is the name by which the tables of what may be left out know it (left_out.py)."""
+
+    api: ClassVar[str] = ""
+
+
 class FunctionTool(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A function that may be called. Without parameters it takes none."""
+    """A function that may be called. Without parameters it takes none.
+
+    Attributes:
+        defer_loading: the model is not shown it among the tools: a message describes it.
+    """
 
     name: FunctionName
     description: str | UnsetType | None = UNSET
     parameters: dict[str, Any] | UnsetType | None = UNSET
     strict: bool | None = None
+    defer_loading: bool | None = None
 
 
 class Tool(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -81,8 +92,6 @@ class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
-    # Accepted and without effect: events are not padded.
-    include_obfuscation: bool | None = None
 
 
 class JsonSchema(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -111,7 +120,7 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True, kw_only=True):
     grammar: str | None = None
 
 
-class SamplingFields(Struct, forbid_unknown_fields=True, kw_only=True):
+class SamplingFields(RequestBody, forbid_unknown_fields=True, kw_only=True):
     """Fields common to requests for completions and for chats. None is the default everywhere."""
 
     model: str | None = None
@@ -145,19 +154,24 @@ class SamplingFields(Struct, forbid_unknown_fields=True, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     add_special_tokens: bool | None = None
-    # Accepted and without effect.
-    user: str | None = None
-    safety_identifier: str | None = None
-    spaces_between_special_tokens: bool | None = None
-    metadata: dict[str, str] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
+
+
+class Reasoning(Struct, forbid_unknown_fields=True, kw_only=True):
+    """How much to reason, as OpenAI's Responses and OpenRouter write it."""
+
+    effort: str | None = None
+
+
+class Thinking(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Whether to reason, as clients of DeepSeek, GLM and Kimi write it."""
+
+    type: Literal["enabled", "adaptive", "auto", "disabled"]
 
 
 class CompletionRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /v1/completions. A prompt is a text or token ids, alone or in a list."""
+
+    api: ClassVar[str] = "completions"
 
     prompt: str | list[str | int | list[int]]
     max_tokens: int | None = 16
@@ -168,6 +182,8 @@ class CompletionRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True
 class ChatRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
+    api: ClassVar[str] = "chat"
+
     messages: Annotated[list[JsonObject], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -177,9 +193,22 @@ class ChatRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: JsonObject | None = None
     reasoning_effort: str | None = None
+    reasoning: Reasoning | None = None
+    enable_thinking: bool | None = None
+    thinking: Thinking | bool | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+
+
+def wish_of(fields: ChatRequest) -> tuple[str | None, bool | None]:
+    """Return how hard the model is to reason, and whether at all; None: as it likes."""
+    effort, thinks, thinking = fields.reasoning_effort, fields.enable_thinking, fields.thinking
+    if effort is None and fields.reasoning is not None:
+        effort = fields.reasoning.effort
+    if thinks is None and thinking is not None:
+        thinks = thinking if isinstance(thinking, bool) else thinking.type != "disabled"
+    return effort, thinks
 
 
 class PromptTokensDetails(Struct):

@@ -8,12 +8,12 @@ from msgspec import Meta, Struct
 from octavo.errors import PromptError
 from octavo.server.api.body import decode
 from octavo.server.api.prompt_tokens import Prompts, Reading
-from octavo.server.api.structs import MAX_MESSAGES, JsonObject, TokenId
+from octavo.server.api.structs import MAX_MESSAGES, JsonObject, RequestBody, TokenId
 from octavo.server.api_errors import refused
-from octavo.server.reading.requests import Materials, check_model
+from octavo.server.reading.requests import Answered, Materials, check_model
 
 
-class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+class TokenizeRequest(RequestBody, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /tokenize: a prompt, or messages of a chat."""
 
     model: str | None = None
@@ -26,7 +26,7 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     return_token_strs: bool | None = None
 
 
-class DetokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+class DetokenizeRequest(RequestBody, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /detokenize."""
 
     tokens: list[TokenId]
@@ -49,31 +49,32 @@ class Text(Struct):
     prompt: str
 
 
-def tokenized(materials: Materials, body: bytes) -> bytes:
+def tokenized(materials: Materials, body: bytes) -> Answered:
     """Answer a body of /tokenize. May take long.
 
     Raises:
         ApiError, ChatTemplateError, PromptError: it is malformed.
     """
-    fields = decode(body, TokenizeRequest)
+    fields, left_out = decode(body, TokenizeRequest)
     check_model(fields.model, materials.model)
     prompts = materials.prompts
     token_ids = _tokenize(prompts, fields)
     texts = None
     if fields.return_token_strs and prompts.tokenizer is not None:
         texts = [prompts.tokenizer.token_text(token_id) for token_id in token_ids]
-    return msgspec.json.encode(
-        Tokens(count=len(token_ids), max_model_len=prompts.max_model_len, tokens=token_ids, token_strs=texts)
+    found = Tokens(
+        count=len(token_ids), max_model_len=prompts.max_model_len, tokens=token_ids, token_strs=texts
     )
+    return msgspec.json.encode(found), left_out
 
 
-def detokenized(materials: Materials, body: bytes) -> bytes:
+def detokenized(materials: Materials, body: bytes) -> Answered:
     """Answer a body of /detokenize. May take long.
 
     Raises:
         ApiError, PromptError: it is malformed, or the model has no tokenizer.
     """
-    fields = decode(body, DetokenizeRequest)
+    fields, left_out = decode(body, DetokenizeRequest)
     check_model(fields.model, materials.model)
     tokenizer, vocab_size = materials.prompts.tokenizer, materials.prompts.vocab_size
     if tokenizer is None:
@@ -81,7 +82,7 @@ def detokenized(materials: Materials, body: bytes) -> bytes:
     if max(fields.tokens, default=0) >= vocab_size:
         raise refused("tokens", f"must be in [0, {vocab_size - 1}], got {max(fields.tokens)}")
     text = tokenizer.decode(fields.tokens, skip_special_tokens=fields.skip_special_tokens)
-    return msgspec.json.encode(Text(text))
+    return msgspec.json.encode(Text(text)), left_out
 
 
 def _tokenize(prompts: Prompts, fields: TokenizeRequest) -> list[int]:

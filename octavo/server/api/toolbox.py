@@ -10,7 +10,7 @@ from octavo.engine.prompt_reader import TokenIds
 from octavo.errors import ChatTemplateError, StructuredOutputError
 from octavo.sampling_params import SamplingParams, StructuredOutput
 from octavo.server.api.prompt_tokens import Prompts, Reading
-from octavo.server.api.structs import ChatRequest, NamedTool, Tool
+from octavo.server.api.structs import ChatRequest, NamedTool, Tool, wish_of
 from octavo.server.api_errors import ApiError, refused
 from octavo.server.parsing.answer import AnswerReader, Reader, ReasoningReader
 from octavo.server.parsing.answer_grammars import (
@@ -20,6 +20,7 @@ from octavo.server.parsing.answer_grammars import (
     harmony_grammar,
 )
 from octavo.server.parsing.call_formats import Function, described
+from octavo.server.parsing.effort import reasoning_variables
 from octavo.server.parsing.formats import ModelFormats
 from octavo.server.parsing.harmony import open_channel, shown_messages
 from octavo.server.parsing.harmony_reader import HarmonyReader
@@ -122,7 +123,7 @@ def toolbox_of(fields: ChatRequest, formats: ModelFormats, structured: Structure
     if structured is not None and structured.grammar is not None and strict & {name for name, _ in functions}:
         raise refused("tools", "cannot be strict beside a grammar of your own, which holds for calls, too")
     return Toolbox(
-        tools=tools,
+        tools=[tool for tool in tools if not tool.function.defer_loading],
         functions=functions,
         strict=strict,
         must_call=must_call,
@@ -155,9 +156,10 @@ def rendered(prompts: Prompts, fields: ChatRequest, toolbox: Toolbox) -> ChatTex
     Raises:
         ChatTemplateError, ApiError: as `read_prompt`.
     """
-    variables = dict(fields.chat_template_kwargs or {})
-    if fields.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", fields.reasoning_effort)
+    variables = {
+        **wished_variables(prompts, fields, toolbox.formats),
+        **(fields.chat_template_kwargs or {}),
+    }
     messages, tools = toolbox.shown(fields.messages)
     return prompts.render(
         messages,
@@ -166,6 +168,15 @@ def rendered(prompts: Prompts, fields: ChatRequest, toolbox: Toolbox) -> ChatTex
         variables=variables,
         tools=tools,
     )
+
+
+def wished_variables(prompts: Prompts, fields: ChatRequest, formats: ModelFormats) -> dict[str, Any]:
+    """Return the template's variables that say how much a request wants the model to reason."""
+    template = prompts.tokenizer.chat_template if prompts.tokenizer else None
+    effort, thinks = wish_of(fields)
+    if template is None:
+        return {}
+    return reasoning_variables(template, effort, thinks, is_harmony=formats.harmony is not None)
 
 
 def _functions(tools: Sequence[Tool]) -> list[Function]:
@@ -189,7 +200,8 @@ def _functions(tools: Sequence[Tool]) -> list[Function]:
 def _shown_tool(tool: Tool) -> dict[str, Any]:
     """Return a tool as it was given, without fields that are not for the model."""
     function = msgspec.to_builtins(tool.function)
-    shown = {name: value for name, value in function.items() if name != "strict" and value is not None}
+    unseen = ("strict", "defer_loading")
+    shown = {name: value for name, value in function.items() if name not in unseen and value is not None}
     return {"type": "function", "function": shown}
 
 

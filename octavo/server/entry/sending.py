@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from octavo.server.api.anthropic.messages_structs import error_body
+from octavo.server.api.left_out import HEADER
 from octavo.server.api_errors import ApiError
 from octavo.server.limits import presence_of, send_body
 
@@ -81,9 +82,14 @@ class Answer:
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     def _names(self) -> list[tuple[bytes, bytes]]:
-        """Return the headers with the request's id; Anthropic's client reads another one."""
+        """Return the headers with the request's id, and with what was left out of it.
+
+        Anthropic's client reads another name of the id.
+        """
         request_id = self._scope.get("octavo.request_id", "").encode()
-        return [(b"x-request-id", request_id)] + [(b"request-id", request_id)] * self._is_anthropic
+        names = [(b"x-request-id", request_id)] + [(b"request-id", request_id)] * self._is_anthropic
+        left_out = self._scope.get("octavo.left_out")
+        return names if left_out is None else [*names, (HEADER, left_out.encode())]
 
 
 class Parts:

@@ -62,7 +62,7 @@ def read(materials: Materials, task: Task) -> bytes:
 
 def _reply(materials: Materials, task: Task) -> Reply:
     if task.path in ANSWERS:
-        return ReadAnswer(ANSWERS[task.path](materials, task.body))
+        return ReadAnswer(*ANSWERS[task.path](materials, task.body))
     if task.path in CHATS:
         return _chat(materials, task)
     return _texts(materials, parse_completion(task.body, materials.defaults))
@@ -80,6 +80,7 @@ def _chat(materials: Materials, task: Task) -> ReadChat:
         fields=msgspec.json.encode(needed(found.fields)),
         chat=needed(chat),
         params=found.params,
+        left_out=found.left_out,
         constrained_params=constrained,
         prompt=packed(prompt),
         tools=Tools.of(box),
@@ -89,7 +90,9 @@ def _chat(materials: Materials, task: Task) -> ReadChat:
 def _texts(materials: Materials, found: TextInput) -> ReadTexts:
     check_model(found.fields.model, materials.model)
     prompts = read_texts(materials.prompts, found)
-    return ReadTexts(needed(found.fields), found.params, [packed(prompt) for prompt in prompts])
+    return ReadTexts(
+        needed(found.fields), found.params, found.left_out, [packed(prompt) for prompt in prompts]
+    )
 
 
 if __name__ == "__main__":

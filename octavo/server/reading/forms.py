@@ -133,6 +133,7 @@ class ReadChat(Struct, tag=True):
     fields: bytes
     chat: ChatRequest
     params: SamplingParams
+    left_out: tuple[str, ...]
     constrained_params: SamplingParams
     prompt: bytes
     tools: Tools
@@ -143,6 +144,7 @@ class ReadTexts(Struct, tag=True):
 
     fields: CompletionRequest
     params: SamplingParams
+    left_out: tuple[str, ...]
     prompts: list[bytes]
 
 
@@ -150,6 +152,7 @@ class ReadAnswer(Struct, tag=True):
     """A whole answer."""
 
     body: bytes
+    left_out: tuple[str, ...]
 
 
 class Refusal(Struct, tag=True):

@@ -12,7 +12,7 @@ from octavo.server.api.responses.response_structs import ResponsesRequest
 from octavo.server.api.sampling import Defaults
 from octavo.server.api.structs import ChatRequest, CompletionRequest
 from octavo.server.api.tokenize import detokenized, tokenized
-from octavo.server.reading.requests import ChatInput, Materials, parse_chat
+from octavo.server.reading.requests import Answered, ChatInput, Materials, parse_chat
 
 Fields = TypeVar("Fields", bound=Struct)
 
@@ -22,22 +22,18 @@ CHATS: Mapping[str, tuple[type[Struct], Callable[[bytes, Defaults], ChatInput]]]
     "/v1/messages": (MessagesRequest, parse_messages),
 }
 """Bodies that ask for chats: their type, and how they are decoded."""
-ANSWERS: Mapping[str, Callable[[Materials, bytes], bytes]] = {
+ANSWERS: Mapping[str, Callable[[Materials, bytes], Answered]] = {
     "/tokenize": tokenized,
     "/detokenize": detokenized,
     "/v1/messages/count_tokens": counted,
 }
 """Bodies that are answered from their content only."""
 
-# Fields dropped once the prompt has been read: it was built from them, or they have no effect, and they may
-# be long. All other fields are sent back, so that a new one is not forgotten.
-_PARAMETERS = (
-    "stop stop_token_ids logit_bias response_format structured_outputs user safety_identifier metadata "
-    "service_tier prompt_cache_key prompt_cache_retention"
-)
-_CHAT_PARTS = "tools tool_choice chat_template_kwargs reasoning_effort"
-_RESPONSE_PARTS = "user prompt_cache_key prompt_cache_retention safety_identifier"
-_MESSAGES_PARTS = "system tools tool_choice stop_sequences metadata service_tier cache_control"
+# Fields dropped once the prompt has been read: it was built from them, and they may be long. All other
+# fields are sent back, so that a new one is not forgotten.
+_PARAMETERS = "stop stop_token_ids logit_bias response_format structured_outputs"
+_CHAT_PARTS = "tools tool_choice chat_template_kwargs"
+_MESSAGES_PARTS = "system tools tool_choice stop_sequences output_config output_format"
 
 
 def _nulls(names: str) -> Mapping[str, None]:
@@ -47,7 +43,7 @@ def _nulls(names: str) -> Mapping[str, None]:
 READ: Mapping[type[Struct], Mapping[str, object]] = {
     CompletionRequest: {"prompt": "", **_nulls(_PARAMETERS)},
     ChatRequest: {"messages": [{}], **_nulls(_PARAMETERS), **_nulls(_CHAT_PARTS)},
-    ResponsesRequest: {"input": "", **_nulls(_RESPONSE_PARTS)},
+    ResponsesRequest: {"input": ""},
     MessagesRequest: {"messages": [MessageParam(role="user", content="")], **_nulls(_MESSAGES_PARTS)},
 }
 """By type of body: fields that no answer needs once the prompts have been read, and what stands for them."""

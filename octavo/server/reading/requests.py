@@ -22,6 +22,9 @@ from octavo.server.parsing.formats import ModelFormats
 _MAX_COMPLETIONS = 1024
 _SHORT_CHARS = 256
 
+Answered = tuple[bytes, tuple[str, ...]]
+"""An answer that needs nothing but its body, and the fields that were left out of that."""
+
 
 @dataclass(frozen=True, slots=True)
 class Materials:
@@ -48,6 +51,7 @@ class ChatInput:
         fields: the body, in the terms of its route; only what the answer needs if the body is long.
         chat: as a chat; likewise.
         params: how to answer, without what tools ask for.
+        left_out: fields that were taken and have no effect.
         prepared: the prompt, the tools, and the parameters constrained to them; None if `chat` still has
             them.
     """
@@ -55,6 +59,7 @@ class ChatInput:
     fields: Struct
     chat: ChatRequest
     params: SamplingParams
+    left_out: tuple[str, ...] = ()
     prepared: tuple[TokenIds, Toolbox, SamplingParams] | None = None
 
 
@@ -65,11 +70,13 @@ class TextInput:
     Attributes:
         fields: the body; only what the answer needs if it is long.
         params: how to continue.
+        left_out: as in ChatInput.
         prompts: token ids; None if `fields` still holds the prompts.
     """
 
     fields: CompletionRequest
     params: SamplingParams
+    left_out: tuple[str, ...] = ()
     prompts: list[TokenIds] | None = None
 
 
@@ -90,8 +97,8 @@ def parse_chat(body: bytes, defaults: Defaults) -> ChatInput:
     Raises:
         ApiError, SamplingParamsError: as `decode` and `chat_params`.
     """
-    chat = decode(body, ChatRequest)
-    return ChatInput(chat, chat, chat_params(chat, defaults))
+    chat, left_out = decode(body, ChatRequest)
+    return ChatInput(chat, chat, chat_params(chat, defaults), left_out)
 
 
 def parse_completion(body: bytes, defaults: Defaults) -> TextInput:
@@ -101,8 +108,8 @@ def parse_completion(body: bytes, defaults: Defaults) -> TextInput:
         ApiError, SamplingParamsError: as `decode` and `completion_params`; there are too many completions.
         PromptError: there are too many prompts.
     """
-    fields = decode(body, CompletionRequest)
-    found = TextInput(fields, completion_params(fields, defaults))
+    fields, left_out = decode(body, CompletionRequest)
+    found = TextInput(fields, completion_params(fields, defaults), left_out)
     num = num_prompts(found)
     if num > MAX_PROMPTS:
         raise PromptError(f"prompt must hold 1 to {MAX_PROMPTS} prompts, got {num}")

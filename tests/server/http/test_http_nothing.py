@@ -134,13 +134,9 @@ def test_fields_that_ask_for_nothing_are_taken(live: LiveServer, path: str, fiel
 @pytest.mark.parametrize(
     ("path", "fields", "named"),
     [
-        ("/v1/responses", {"reasoning": {"effort": "high"}}, "reasoning"),
-        (
-            "/v1/messages",
-            {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
-            "context_",
-        ),
-        ("/v1/chat/completions", {"web_search_options": {}}, "web_search_options"),
+        ("/v1/responses", {"truncation": "auto"}, "truncation"),
+        ("/v1/messages", {"container": "c"}, "container"),
+        ("/v1/chat/completions", {"prediction": {"type": "content", "content": ""}}, "prediction"),
         ("/v1/chat/completions", {"top_logprobs": 1}, "top_logprobs"),
         ("/v1/chat/completions", {"stream_options": {"include_usage": True}}, "stream_options"),
         ("/v1/completions", {"best_of": 2}, "best_of"),

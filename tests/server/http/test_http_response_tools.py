@@ -141,7 +141,7 @@ def test_a_call_whole_and_streamed_by_openais_client(roomy: LiveServer, openai: 
     "fields",
     [
         {"tool_choice": "required"},
-        {"tools": [{"type": "web_search"}]},
+        {"tools": [{"type": "telepathy"}]},
         {"tools": [CLOCK], "tool_choice": {"type": "function", "name": "other"}},
         {"input": [{"type": "item_reference", "id": "x"}]},
         {"input": [{"type": "reasoning", "content": "Hm."}]},

@@ -1,47 +1,20 @@
 """Converts a request of /v1/messages to a chat."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 
-from octavo.server.api.anthropic.messages_structs import (
-    AnyBlock,
-    CountRequest,
-    MessageParam,
-    MessagesRequest,
-    TextBlock,
-    ThinkingBlock,
-    TokenCount,
-    ToolChoiceParam,
-    ToolParam,
-    ToolResultBlock,
-    ToolUseBlock,
-)
+from octavo.server.api.anthropic.messages_blocks import BlockReader
+from octavo.server.api.anthropic.messages_structs import CountRequest, MessagesRequest, TokenCount
+from octavo.server.api.anthropic.messages_tools import choice_of, descriptions_of, tools_of
 from octavo.server.api.body import decode
+from octavo.server.api.left_out import SEARCH_TOOLS
 from octavo.server.api.prompt_tokens import Reading
 from octavo.server.api.sampling import Defaults, chat_params
-from octavo.server.api.structs import (
-    ChatRequest,
-    FunctionChoice,
-    FunctionTool,
-    JsonObject,
-    NamedTool,
-    Tool,
-    ToolChoice,
-)
+from octavo.server.api.structs import ChatRequest, JsonObject, JsonSchema, ResponseFormat
 from octavo.server.api.toolbox import rendered, toolbox_of
-from octavo.server.api_errors import ApiError, refused
-from octavo.server.reading.requests import ChatInput, Materials, check_model
-
-# Octavo never fills these lists of a block.
-_MAY_BE_EMPTY = {"citations"}
-_KINDS = {
-    "system": ("text",),
-    "user": ("text", "tool_result"),
-    "assistant": ("text", "thinking", "tool_use"),
-    "tool_result": ("text",),
-}
+from octavo.server.api_errors import ApiError
+from octavo.server.reading.requests import Answered, ChatInput, Materials, check_model
 
 
 def parse_messages(body: bytes, defaults: Defaults) -> ChatInput:
@@ -50,125 +23,92 @@ def parse_messages(body: bytes, defaults: Defaults) -> ChatInput:
     Raises:
         ApiError, SamplingParamsError: it is malformed, or a value is out of range.
     """
-    fields = decode(body, MessagesRequest)
-    chat = chat_of(fields)
-    return ChatInput(fields, chat, chat_params(chat, defaults))
+    fields, left_out = decode(body, MessagesRequest)
+    chat = chat_of(fields, left_out)
+    return ChatInput(fields, chat, chat_params(chat, defaults), _with_thread(fields, left_out))
 
 
-def counted(materials: Materials, body: bytes) -> bytes:
+def counted(materials: Materials, body: bytes) -> Answered:
     """Answer a body of /v1/messages/count_tokens.
 
     Raises:
         ApiError, ChatTemplateError, PromptError: it is malformed.
     """
-    fields = decode(body, CountRequest)
+    fields, left_out = decode(body, CountRequest)
     check_model(fields.model, materials.model)
-    chat, prompts = chat_of(fields), materials.prompts
+    chat, prompts = chat_of(fields, left_out), materials.prompts
     shown = rendered(prompts, chat, toolbox_of(chat, materials.formats, None))
     count = len(prompts.encode_chat(shown, Reading()))
-    return msgspec.json.encode(TokenCount(count))
+    return msgspec.json.encode(TokenCount(count)), _with_thread(fields, left_out)
 
 
-def chat_of(fields: CountRequest) -> ChatRequest:
+def _with_thread(fields: CountRequest, left_out: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what is left out, with the wish that the conversation be kept.
+
+    Raises:
+        ApiError: the request goes on with one that was kept. Anthropic's client then sends all of it again.
+    """
+    if fields.thread is None:
+        return left_out
+    if fields.thread.type == "continue":
+        text = "thread: this server keeps no messages, so there is none to go on with; send all of them"
+        raise ApiError(404, text, param="thread", code="thread_not_found")
+    return (*left_out, "thread")
+
+
+def chat_of(fields: CountRequest, left_out: Sequence[str] = ()) -> ChatRequest:
     """Return a request as a chat. A last message of the assistant is continued.
+
+    Args:
+        fields: the request.
+        left_out: what was left out of it. Without the server that would search them, all tools are shown.
 
     Raises:
         ApiError: a block is of a kind that is not supported there, or fields contradict each other.
     """
-    messages: list[JsonObject] = []
-    if fields.system not in (None, []):
-        messages.append({"role": "system", "content": _text(fields.system, "system", "system")})
-    for index, message in enumerate(fields.messages):
-        messages += _turns(message, f"messages[{index}]")
+    tools = tools_of(fields.tools or (), defers=f"tools[] {SEARCH_TOOLS}" not in left_out)
+    messages = _messages(fields, BlockReader(descriptions_of(tools)))
     choice, thinking = fields.tool_choice, fields.thinking
-    chat = ChatRequest(
+    return ChatRequest(
         messages=messages,
         continue_final_message=messages[-1]["role"] == "assistant",
-        tools=[_tool(tool) for tool in fields.tools or ()],
-        tool_choice=None if choice is None else _choice(choice),
+        tools=tools,
+        tool_choice=None if choice is None else choice_of(choice),
         parallel_tool_calls=None if choice is None else not choice.disable_parallel_tool_use,
-        chat_template_kwargs=None if thinking is None else {"enable_thinking": thinking.type != "disabled"},
+        enable_thinking=None if thinking is None else thinking.type != "disabled",
+        reasoning_effort=_effort(fields),
+        response_format=_form(fields),
+        max_tokens=fields.max_tokens,
+        stop=fields.stop_sequences,
+        temperature=fields.temperature,
+        top_p=fields.top_p,
+        top_k=fields.top_k,
     )
-    if isinstance(fields, MessagesRequest):
-        chat.max_tokens, chat.stop = fields.max_tokens, fields.stop_sequences
-        chat.temperature, chat.top_p, chat.top_k = fields.temperature, fields.top_p, fields.top_k
-    return chat
 
 
-def _tool(tool: ToolParam) -> Tool:
-    function = FunctionTool(
-        name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
-    )
-    return Tool(type="function", function=function)
+def _messages(fields: CountRequest, blocks: BlockReader) -> list[JsonObject]:
+    messages: list[JsonObject] = []
+    if fields.system is not None and fields.system != []:
+        messages.append({"role": "system", "content": blocks.text(fields.system, "system", "system")})
+    last_user = max((i for i, message in enumerate(fields.messages) if message.role == "user"), default=-1)
+    for index, message in enumerate(fields.messages):
+        if message.clear_at != "next_user_message" or index > last_user:
+            messages += blocks.turns(message, f"messages[{index}]")
+    if not messages:
+        raise ApiError(400, "messages: expected one that the model reads, got none", param="messages")
+    return messages
 
 
-def _choice(choice: ToolChoiceParam) -> ToolChoice:
-    if (choice.name is None) == (choice.type == "tool"):
-        raise refused("tool_choice", "has a name if its type is tool, and only then")
-    if choice.name is not None:
-        return NamedTool(type="function", function=FunctionChoice(name=choice.name))
-    return "none" if choice.type == "none" else "required" if choice.type == "any" else "auto"
+def _effort(fields: CountRequest) -> str | None:
+    """Return the effort that a message asked for last, or else the request."""
+    wishes = [fields.output_config, *(message.output_config for message in fields.messages)]
+    efforts = [wish.effort for wish in wishes if wish is not None and wish.effort is not None]
+    return efforts[-1] if efforts else None
 
 
-def _turns(message: MessageParam, where: str) -> Iterator[JsonObject]:
-    """Yield the chat messages that one message becomes: each tool's result is a message of its own."""
-    if isinstance(message.content, str):
-        yield {"role": message.role, "content": message.content}
-        return
-    blocks = _blocks(message.content, f"{where}.content", message.role)
-    if message.role == "assistant":
-        yield _assistant(blocks)
-        return
-    if not blocks:
-        raise ApiError(400, f"{where}.content: expected a block or more, got none", param=f"{where}.content")
-    for index, block in enumerate(blocks):
-        if isinstance(block, ToolResultBlock):
-            text = _text(block.content, f"{where}.content[{index}].content", "tool_result")
-            content = f"Error: {text}" if block.is_error else text
-            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
-    texts = [block.text for block in blocks if isinstance(block, TextBlock)]
-    if texts:
-        yield {"role": "user", "content": "\n".join(texts)}
-
-
-def _assistant(blocks: Sequence[AnyBlock]) -> JsonObject:
-    text = "\n".join(block.text for block in blocks if isinstance(block, TextBlock))
-    thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
-    calls = [
-        {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
-        for block in blocks
-        if isinstance(block, ToolUseBlock)
-    ]
-    message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None}
-    if thoughts:
-        message["reasoning_content"] = "\n".join(thoughts)
-    if calls:
-        message["tool_calls"] = calls
-    return message
-
-
-def _text(content: str | Sequence[JsonObject], where: str, place: str) -> str:
-    if isinstance(content, str):
-        return content
-    return "\n".join(block.text for block in _blocks(content, where, place) if isinstance(block, TextBlock))
-
-
-def _blocks(content: Sequence[JsonObject], where: str, place: str) -> list[AnyBlock]:
-    return [_block(block, f"{where}[{index}]", _KINDS[place]) for index, block in enumerate(content)]
-
-
-def _block(block: JsonObject, where: str, kinds: Sequence[str]) -> AnyBlock:
-    # Clients send back what they received, with null or an empty list for missing fields.
-    kept = {name: value for name, value in block.items() if value is not None}
-    for name in _MAY_BE_EMPTY & kept.keys():
-        if not kept[name]:
-            del kept[name]
-    if kept.get("type") == "thinking":
-        kept.setdefault("signature", "")
-    if kept.get("type") not in kinds:
-        text = f"{where}: expected a block of type {' or '.join(kinds)}, got {kept.get('type')!r}"
-        raise ApiError(400, text[:400], param=where)
-    try:
-        return msgspec.convert(kept, AnyBlock)
-    except msgspec.ValidationError as error:
-        raise ApiError(400, f"{where}: {error}", param=where) from error
+def _form(fields: CountRequest) -> ResponseFormat | None:
+    form = None if fields.output_config is None else fields.output_config.format
+    form = form or fields.output_format
+    if form is None:
+        return None
+    return ResponseFormat(type="json_schema", json_schema=JsonSchema(schema=form.schema))

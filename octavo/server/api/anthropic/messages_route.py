@@ -21,6 +21,7 @@ from octavo.server.api.anthropic.messages_structs import (
     ToolUseBlock,
     error_event,
 )
+from octavo.server.api.anthropic.signature import signed
 from octavo.server.api.chat import answer_whole, begin_chat, read_chat
 from octavo.server.api.responses.response_items import new_writer, whole_items
 from octavo.server.api.responses.response_structs import (
@@ -48,29 +49,43 @@ def event(kind: str, **fields: Any) -> bytes:
     return named_event(kind, {"type": kind, **fields})
 
 
-def block_events(events: Iterable[ResponseEvent]) -> bytes:
-    """Translate events of /v1/responses to events of the same blocks."""
+def block_events(events: Iterable[ResponseEvent], *, hides: bool) -> bytes:
+    """Translate events of /v1/responses to events of the same blocks.
+
+    Args:
+        events: those of an answer.
+        hides: thinking is only in its signature.
+    """
     written = []
-    for block_event in events:
-        if block_event.type in _DELTAS:
-            kind, field = _DELTAS[block_event.type]
-            delta = {"type": kind, field: block_event.delta}
-            written.append(event("content_block_delta", index=block_event.output_index, delta=delta))
-        elif block_event.type == "response.output_item.added":
-            block = _block(block_event.item, is_open=True)
-            written.append(event("content_block_start", index=block_event.output_index, content_block=block))
-        elif block_event.type == "response.output_item.done":
-            written.append(event("content_block_stop", index=block_event.output_index))
+    for found in events:
+        tell = partial(event, index=found.output_index)
+        if found.type in _DELTAS:
+            kind, field = _DELTAS[found.type]
+            if not (hides and field == "thinking"):
+                written.append(tell("content_block_delta", delta={"type": kind, field: found.delta}))
+        elif found.type == "response.output_item.added":
+            written.append(tell("content_block_start", content_block=_block(found.item, is_open=True)))
+        elif found.type == "response.output_item.done":
+            block = _block(found.item, hides=hides)
+            if isinstance(block, ThinkingBlock):
+                delta = {"type": "signature_delta", "signature": block.signature}
+                written.append(tell("content_block_delta", delta=delta))
+            written.append(tell("content_block_stop"))
     return b"".join(written)
 
 
-def blocks_of(items: Iterable[OutputItem]) -> list[TextBlock | ThinkingBlock | ToolUseBlock]:
-    """Return a whole answer's items as blocks."""
-    return [_block(item, is_open=False) for item in items]
+def blocks_of(items: Iterable[OutputItem], *, hides: bool) -> list[TextBlock | ThinkingBlock | ToolUseBlock]:
+    """Return a whole answer's items as blocks; as `block_events`."""
+    return [_block(item, hides=hides) for item in items]
 
 
-def ending(completion: CompletionOutput, items: Iterable[OutputItem]) -> Ending:
+def ending(completion: CompletionOutput, items: Iterable[OutputItem], max_tokens: int) -> Ending:
     """Return why an answer ended.
+
+    Args:
+        completion: the answer.
+        items: its parts.
+        max_tokens: as many as it was allowed.
 
     Raises:
         NotReadyError: the server is stopping and has aborted the answer.
@@ -78,7 +93,8 @@ def ending(completion: CompletionOutput, items: Iterable[OutputItem]) -> Ending:
     if completion.finish_reason == "abort":
         raise NotReadyError("the server stops, and has broken off this answer")
     if completion.finish_reason == "length":
-        return Ending("max_tokens")
+        was_allowed_more = len(completion.token_ids) < max_tokens
+        return Ending("model_context_window_exceeded" if was_allowed_more else "max_tokens")
     if any(isinstance(item, FunctionCallItem) and item.status == "completed" for item in items):
         return Ending("tool_use")
     if isinstance(completion.stop_reason, str):
@@ -95,15 +111,22 @@ def usage_of(output: RequestOutput) -> MessageUsage:
     )
 
 
-def _block(item: Any, *, is_open: bool) -> TextBlock | ThinkingBlock | ToolUseBlock:
+def _block(
+    item: Any, *, is_open: bool = False, hides: bool = False
+) -> TextBlock | ThinkingBlock | ToolUseBlock:
     """Return an item as a block; one that is open has no content yet."""
     if isinstance(item, FunctionCallItem):
         arguments = {} if is_open else msgspec.json.decode(item.arguments)
         return ToolUseBlock(id=item.call_id, name=item.name, input=arguments)
     text = "" if is_open else item.content[0].text
     if isinstance(item, ReasoningItem):
-        return ThinkingBlock(thinking=text, signature="")
+        signature = "" if is_open else signed(text, carries=hides)
+        return ThinkingBlock(thinking="" if hides else text, signature=signature)
     return TextBlock(text=text)
+
+
+def _hides_thinking(fields: MessagesRequest) -> bool:
+    return fields.thinking is not None and fields.thinking.display == "omitted"
 
 
 async def messages(context: Context, request: Request) -> Response:
@@ -115,23 +138,23 @@ async def messages(context: Context, request: Request) -> Response:
     if fields.stream:
         generation, box = await while_present(request, begin_chat(context, request, found))
         return context.events(
-            _Events(answer, generation, box),
+            _Events(answer, generation, box, fields),
             generation,
             last=b"",
             idle=event("ping"),
             write_error=error_event,
         )
-    message = await answer_whole(context, request, found, partial(_whole, answer))
+    message = await answer_whole(context, request, found, partial(_whole, answer, fields))
     return Response(encode(message), media_type="application/json")
 
 
-def _whole(answer: Message, output: RequestOutput, box: Toolbox) -> Message:
+def _whole(answer: Message, fields: MessagesRequest, output: RequestOutput, box: Toolbox) -> Message:
     completion = output.outputs[0]
     items = whole_items(box, completion, "completed")
-    ended = ending(completion, items)
+    ended = ending(completion, items, fields.max_tokens)
     return msgspec.structs.replace(
         answer,
-        content=blocks_of(items),
+        content=blocks_of(items, hides=_hides_thinking(fields)),
         stop_reason=ended.stop_reason,
         stop_sequence=ended.stop_sequence,
         usage=usage_of(output),
@@ -141,8 +164,11 @@ def _whole(answer: Message, output: RequestOutput, box: Toolbox) -> Message:
 class _Events(EventWriter):
     """Writes a streamed answer."""
 
-    def __init__(self, answer: Message, generation: Generation, box: Toolbox) -> None:
+    def __init__(
+        self, answer: Message, generation: Generation, box: Toolbox, fields: MessagesRequest
+    ) -> None:
         self._answer = answer
+        self._max_tokens, self._hides = fields.max_tokens, _hides_thinking(fields)
         self._generation = generation
         self._reader, self._writer = new_writer(box)
 
@@ -154,11 +180,13 @@ class _Events(EventWriter):
     def write(self, position: int, deltas: list[CompletionDelta]) -> bytes:
         """Return events of new deltas."""
         feed, write = self._reader.feed, self._writer.write
-        return b"".join(block_events(write(feed(delta.text, delta.token_ids))) for delta in deltas)
+        found = (write(feed(delta.text, delta.token_ids)) for delta in deltas)
+        return b"".join(block_events(events, hides=self._hides) for events in found)
 
     def finish(self) -> bytes:
         """Return the events that end the last block and the message."""
         output, writer = self._generation.outputs[0], self._writer
-        events = block_events(writer.write(self._reader.finish()) + writer.finish("completed"))
-        ended = ending(output.outputs[0], writer.items)
+        last = writer.write(self._reader.finish()) + writer.finish("completed")
+        events = block_events(last, hides=self._hides)
+        ended = ending(output.outputs[0], writer.items, self._max_tokens)
         return events + event("message_delta", delta=ended, usage=usage_of(output)) + event("message_stop")

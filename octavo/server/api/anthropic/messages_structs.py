@@ -1,11 +1,12 @@
 """Requests, answers and errors of /v1/messages. Imports nothing of the engine."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from octavo.server.api.structs import MAX_MESSAGES, MAX_TOOLS, FunctionName, JsonObject, Stop
+from octavo.server.api.structs import MAX_MESSAGES, MAX_TOOLS, FunctionName, JsonObject, RequestBody, Stop
 from octavo.server.api_errors import ApiError
 
 _TYPES = {
@@ -17,13 +18,14 @@ _TYPES = {
     500: "api_error",
     503: "overloaded_error",
 }
+# Anthropic's own status for a server that takes no requests now; agents wait longer after it.
+_OVERLOADED = 529
+# Codes that a client of Anthropic's acts on: it sends the whole conversation again.
+_CODES_READ = frozenset({"thread_not_found"})
 
 
 class Block(Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True, tag_field="type"):
     """A part of a message."""
-
-    # Accepted and without effect: every prefix is cached.
-    cache_control: JsonObject | None = None
 
 
 class TextBlock(Block, tag="text"):
@@ -33,18 +35,19 @@ class TextBlock(Block, tag="text"):
 
 
 class ThinkingBlock(Block, tag="thinking"):
-    """Reasoning. Nothing is signed, so the signature is empty, and none is checked."""
+    """Reasoning, with a signature (signature.py), which carries it if the client wants no text."""
 
     thinking: str
-    signature: str
+    signature: str | None = None
 
 
 class ToolUseBlock(Block, tag="tool_use"):
-    """A call of a tool."""
+    """A call of a tool; one that a server ran has that server's name, too."""
 
     id: str
     name: str
     input: JsonObject
+    server_name: str | None = None
 
 
 class ToolResultBlock(Block, tag="tool_result"):
@@ -55,29 +58,117 @@ class ToolResultBlock(Block, tag="tool_result"):
     is_error: bool = False
 
 
-AnyBlock = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
-# Blocks are read one by one, so that an error can name the wrong one.
-Blocks = Annotated[list[JsonObject], Meta(min_length=1, max_length=MAX_MESSAGES)]
+class ServerResultBlock(Block, tag="server_tool_result"):
+    """The result of a call that a server ran: any block whose type ends in _tool_result."""
+
+    tool_use_id: str
+    content: Any = ""
+    is_error: bool = False
+
+
+class ToolReferenceBlock(Block, tag="tool_reference"):
+    """A tool that a search has found."""
+
+    tool_name: str
+
+
+class DocumentBlock(Block, tag="document"):
+    """A document, of which plain text is read."""
+
+    source: JsonObject
+    title: str | None = None
+    context: str | None = None
+
+
+class SearchResultBlock(Block, tag="search_result"):
+    """A text that the client found, and where."""
+
+    source: str
+    title: str
+    content: list[JsonObject]
+
+
+AnyBlock = (
+    TextBlock
+    | ThinkingBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | ServerResultBlock
+    | ToolReferenceBlock
+    | DocumentBlock
+    | SearchResultBlock
+)
+
+
+def part(found: Mapping[str, object], kind: Any, where: str) -> Any:
+    """Return a block or a tool; an error of it names its place.
+
+    Args:
+        found: it, decoded. Clients send back what they received, with null for missing fields.
+        kind: what it is to become.
+        where: its place in the body.
+
+    Raises:
+        ApiError: a field is missing, unknown or of a wrong type.
+    """
+    try:
+        return msgspec.convert({name: value for name, value in found.items() if value is not None}, kind)
+    except msgspec.ValidationError as error:
+        raise ApiError(400, f"{where}: {error}", param=where) from error
+
+
+class JsonFormat(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The schema of the answer. All schemas are strict."""
+
+    type: Literal["json_schema"]
+    schema: JsonObject
+
+
+class OutputConfig(Struct, forbid_unknown_fields=True, kw_only=True):
+    """How hard the model is to reason, and the form of its answer."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: JsonFormat | None = None
+
+
+class TurnConfig(Struct, forbid_unknown_fields=True, kw_only=True):
+    """How hard the model is to reason from a message on."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
 class MessageParam(Struct, forbid_unknown_fields=True, kw_only=True):
-    """One turn of a conversation."""
+    """One turn of a conversation.
 
-    role: Literal["user", "assistant"]
-    # The assistant may have said nothing.
+    Attributes:
+        content: a text, or blocks, which are read one by one (`part`). The assistant may have said nothing.
+        clear_at: next_user_message: a later message of the user's takes this one away.
+        output_config: from here on.
+    """
+
+    role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[JsonObject], Meta(max_length=MAX_MESSAGES)]
+    clear_at: Literal["next_user_message", "never"] | None = None
+    output_config: TurnConfig | None = None
 
 
 class ToolParam(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A tool that may be called."""
+    """A tool that may be called.
+
+    Attributes:
+        input_schema: of its arguments; tools of Anthropic's own types have none.
+        type: custom, or a type whose schema Anthropic has published (messages_tools.py).
+        input_examples: arguments as they may be.
+        defer_loading: shown where a block refers to it, not among the tools.
+    """
 
     name: FunctionName
-    input_schema: JsonObject
+    input_schema: JsonObject | None = None
     description: str | None = None
-    type: Literal["custom"] | None = None
+    type: str | None = None
     strict: bool | None = None
-    # Accepted and without effect: every prefix is cached.
-    cache_control: JsonObject | None = None
+    input_examples: Annotated[list[JsonObject], Meta(max_length=MAX_TOOLS)] | None = None
+    defer_loading: bool | None = None
 
 
 class ToolChoiceParam(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -89,37 +180,51 @@ class ToolChoiceParam(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ThinkingParam(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Whether the model reasons first, if its chat template can choose."""
+    """Whether the model reasons first, if its chat template can choose.
+
+    Attributes:
+        display: omitted: blocks of thinking hold only a signature.
+    """
 
     type: Literal["enabled", "adaptive", "disabled"]
-    # Accepted and without effect: only max_tokens bounds an answer.
-    budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] | None = None
 
 
-class CountRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of POST /v1/messages/count_tokens."""
+class ThreadParam(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Whether the server is to keep the conversation, or to go on with one that it has kept."""
+
+    type: Literal["create", "continue"]
+    previous_message_id: str | None = None
+
+
+class CountRequest(RequestBody, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /v1/messages/count_tokens: what /v1/messages takes."""
+
+    api: ClassVar[str] = "messages"
 
     messages: Annotated[list[MessageParam], Meta(min_length=1, max_length=MAX_MESSAGES)]
     model: str | None = None
     system: str | Annotated[list[JsonObject], Meta(max_length=MAX_MESSAGES)] | None = None
-    tools: Annotated[list[ToolParam], Meta(max_length=MAX_TOOLS)] | None = None
+    # Read one by one, as blocks are.
+    tools: Annotated[list[JsonObject], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoiceParam | None = None
     thinking: ThinkingParam | None = None
+    output_config: OutputConfig | None = None
+    # The name that clients of 2025 give to output_config.format.
+    output_format: JsonFormat | None = None
+    thread: ThreadParam | None = None
+    max_tokens: int | None = None
+    stop_sequences: Annotated[list[Stop], Meta(max_length=16)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stream: bool | None = None
 
 
 class MessagesRequest(CountRequest, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /v1/messages."""
 
     max_tokens: int
-    stop_sequences: Annotated[list[Stop], Meta(max_length=16)] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    stream: bool | None = None
-    # Accepted and without effect.
-    metadata: JsonObject | None = None
-    service_tier: str | None = None
-    cache_control: JsonObject | None = None
 
 
 class TokenCount(Struct):
@@ -157,11 +262,12 @@ class Message(Struct, kw_only=True):
     usage: MessageUsage
 
 
-class MessagesError(Struct, kw_only=True):
-    """An error: its kind, and a sentence."""
+class MessagesError(Struct, kw_only=True, omit_defaults=True):
+    """An error: its kind, a sentence, and a code that clients act on."""
 
     type: str
     message: str
+    details: dict[str, str] | None = None
 
 
 class MessagesErrorBody(Struct, kw_only=True):
@@ -174,9 +280,16 @@ class MessagesErrorBody(Struct, kw_only=True):
 def error_body(error: ApiError) -> bytes:
     """Return an error as a body."""
     kind = _TYPES.get(error.status, "invalid_request_error")
+    detail = error.detail
+    details = {"error_code": detail.code} if detail.code in _CODES_READ else None
     return msgspec.json.encode(
-        MessagesErrorBody(error=MessagesError(type=kind, message=error.detail.message))
+        MessagesErrorBody(error=MessagesError(type=kind, message=detail.message, details=details))
     )
+
+
+def status_of(error: ApiError) -> int:
+    """Return an error's status by Anthropic's list."""
+    return _OVERLOADED if error.status == 503 else error.status
 
 
 def error_event(error: ApiError) -> bytes:

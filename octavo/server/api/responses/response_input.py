@@ -31,7 +31,7 @@ def parse_response(body: bytes, defaults: Defaults) -> ChatInput:
     Raises:
         ApiError, SamplingParamsError: it is malformed, or a value is out of range.
     """
-    fields = decode(body, ResponsesRequest)
+    fields, left_out = decode(body, ResponsesRequest)
     if fields.top_logprobs:
         raise refused("top_logprobs", "is not supported here; use /v1/chat/completions")
     most = fields.max_output_tokens
@@ -42,7 +42,7 @@ def parse_response(body: bytes, defaults: Defaults) -> ChatInput:
         if getattr(fields, name) is not None:
             options[name] = getattr(fields, name)
     params = SamplingParams(**options, structured=_structured(format_of(fields)))
-    return ChatInput(fields, chat_of(fields), params)
+    return ChatInput(fields, chat_of(fields), params, left_out)
 
 
 def format_of(fields: ResponsesRequest) -> TextFormat:
@@ -84,6 +84,7 @@ def chat_of(fields: ResponsesRequest) -> ChatRequest:
         tools=[_tool(tool) for tool in fields.tools or ()],
         tool_choice=named,
         parallel_tool_calls=fields.parallel_tool_calls,
+        reasoning=fields.reasoning,
         cache_salt=fields.cache_salt,
         priority=fields.priority,
     )

@@ -1,6 +1,6 @@
 """Requests and answers of /v1/responses."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -10,6 +10,8 @@ from octavo.server.api.structs import (
     FunctionTool,
     JsonObject,
     Priority,
+    Reasoning,
+    RequestBody,
     RequestId,
     Salt,
 )
@@ -29,14 +31,6 @@ class TextOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     """How the answer is written; None: as text."""
 
     format: TextFormat | None = None
-    # Accepted and without effect, as it is what a model does by itself.
-    verbosity: Literal["medium"] | None = None
-
-
-class ResponseStreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Accepted and without effect: events are not padded."""
-
-    include_obfuscation: bool | None = None
 
 
 class ResponseTool(FunctionTool, forbid_unknown_fields=True, kw_only=True):
@@ -52,8 +46,10 @@ class NamedResponseTool(Struct, forbid_unknown_fields=True, kw_only=True):
     name: str
 
 
-class ResponsesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+class ResponsesRequest(RequestBody, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /v1/responses, without what needs a memory: nothing is stored."""
+
+    api: ClassVar[str] = "responses"
 
     input: str | Annotated[list[JsonObject], Meta(min_length=1, max_length=MAX_MESSAGES)]
     model: str | None = None
@@ -63,22 +59,15 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     top_p: float | None = None
     top_logprobs: int | None = None
     text: TextOptions | None = None
+    reasoning: Reasoning | None = None
     tools: Annotated[list[ResponseTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedResponseTool | None = None
     parallel_tool_calls: bool | None = None
     stream: bool | None = None
-    stream_options: ResponseStreamOptions | None = None
     cache_salt: Salt | None = None
     priority: Priority | None = None
     request_id: RequestId | None = None
-    # Accepted and without effect.
-    store: bool | None = None
-    user: str | None = None
     metadata: dict[str, str] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    service_tier: str | None = None
 
 
 class OutputText(Struct, kw_only=True):
