@@ -138,6 +138,7 @@ def _codex_freeform(step: Step, folder: Path) -> tuple[str, Call]:
 
 TOOLS: Mapping[str, Callable[[Step, Path], tuple[str, Call]]] = {
     "own": _own,
+    "smolagents": _own,
     "claude": _claude,
     "opencode": _opencode,
     "codex": _codex,
@@ -146,14 +147,30 @@ TOOLS: Mapping[str, Callable[[Step, Path], tuple[str, Call]]] = {
 """How agents call their tools."""
 
 
-def scripts(tools: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return what the model says in each task, by its marker.
+def prepared(tools: str, folder: Path) -> tuple[dict[str, list[dict[str, Any]]], list[dict[str, Any]]]:
+    """Write the files that the tasks begin with.
 
     Args:
-        tools: whose tools it calls.
-        folder: has a folder for each task.
+        tools: whose tools the model calls. With a driver's own tools each task is done twice, whole and streamed.
+        folder: gets a folder for each task.
+
+    Returns:
+        What the model says in each task by its marker, and what the client shall do.
     """
-    return {task.marker: _turns(task, TOOLS[tools], folder / task.name) for task in TASKS}
+    script, jobs = {}, []
+    for task in TASKS:
+        for streamed in (False, True) if TOOLS[tools] is _own else (True,):
+            own = folder / f"{task.name}-{'streamed' if streamed else 'whole'}"
+            own.mkdir()
+            for name, text in task.before.items():
+                (own / name).write_text(text)
+            jobs.append({"request": task.request, "answer": ANSWER, "folder": str(own), "streamed": streamed})
+            script[task.marker] = _turns(task, TOOLS[tools], own)
+            if tools == "smolagents":
+                script[task.marker][-1] = {
+                    "calls": [{"name": "final_answer", "arguments": {"answer": ANSWER}}]
+                }
+    return script, jobs
 
 
 def _turns(task: Task, tool: Callable[[Step, Path], tuple[str, Call]], folder: Path) -> list[dict[str, Any]]:
@@ -164,17 +181,13 @@ def _turns(task: Task, tool: Callable[[Step, Path], tuple[str, Call]], folder: P
     return [*turns, {"text": ANSWER}]
 
 
-def prepared(task: Task, folder: Path) -> Path:
-    """Write the files that a task begins with; return its folder."""
-    own = folder / task.name
-    own.mkdir()
-    for name, text in task.before.items():
-        (own / name).write_text(text)
-    return own
-
-
-def differences(task: Task, folder: Path) -> list[str]:
-    """Return what is not as it should be at the end."""
-    paths = {name: folder / task.name / name for name in task.after}
-    found = {name: path.read_text() if path.exists() else None for name, path in paths.items()}
-    return [f"{name} is {found[name]!r}" for name, text in task.after.items() if found[name] != text]
+def differences(folder: Path) -> list[str]:
+    """Return what is not as it should be at the end, in all folders of tasks."""
+    found = []
+    for task in TASKS:
+        for own in sorted(folder.glob(f"{task.name}-*")):
+            for name, text in task.after.items():
+                path = own / name
+                got = path.read_text() if path.exists() else None
+                found += [] if got == text else [f"{own.name}/{name} is {got!r}"]
+    return found

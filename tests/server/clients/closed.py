@@ -4,14 +4,22 @@ Every proxy that an agent may take is a door that opens to nothing and notes who
 reached without it. Home and configuration are a folder of the test's own.
 """
 
+import json
 import os
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 TIMEOUT_S = 180
+
+
+def jobs() -> list[dict[str, Any]]:
+    """What a client shall do: request, answer, folder, streamed; see agent_scripts.prepared."""
+    return json.loads((Path(sys.argv[2]) / "jobs.json").read_text())
 
 
 class Door:

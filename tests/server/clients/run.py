@@ -19,7 +19,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent / "stress"))
 
-from agent_scripts import scripts  # noqa: E402
+from agent_scripts import differences, prepared  # noqa: E402
 from server_process import ROOT, SMOLLM2, ServerProcess  # noqa: E402
 from stress_report import make_parser, report  # noqa: E402
 from support.common import table  # noqa: E402
@@ -59,6 +59,14 @@ CLIENTS = (
     Client("codex", "@openai/codex", "npm", tools="codex"),
     Client("codex", "@openai/codex", "npm", tools="codex_freeform"),
     Client("claude_code", "@anthropic-ai/claude-code", "npm", tools="claude"),
+    Client("openai_agents", "openai-agents", "agents", tools="own"),
+    Client("pydantic_ai", "pydantic-ai-slim", "agents", tools="own"),
+    Client("smolagents", "smolagents", "agents", tools="smolagents"),
+    Client("langgraph", "langgraph", "agents", tools="own"),
+    Client("ollama", "ollama", "agents", tools="own"),
+    Client("crewai", "crewai", "crewai", tools="own"),
+    Client("ai_sdk", "ai", "npm", tools="own"),
+    Client("continue", "@continuedev/openai-adapters", "npm", tools="own"),
 )
 OPTIONS = ("--num-blocks", "512", "--served-model-name", "octavo")
 SCRIPTED_OPTIONS = ("--num-blocks", "16384", "--access-log")
@@ -105,7 +113,9 @@ def _run(client: Client, environments: Path) -> tuple[str, str, dict[str, float]
                 )
             except subprocess.TimeoutExpired:
                 return "hangs", f"no end after {TIMEOUT_S} s", server.leftovers()
-            bad = [" ".join(found) for found in _BAD_STATUS.findall(server.errors()) if client.tools]
+            bad = []
+            if client.tools:
+                bad = [*map(" ".join, _BAD_STATUS.findall(server.errors())), *differences(folder)]
             if done.returncode != 0 or bad:
                 print(*bad, done.stdout[-2000:], done.stderr[-4000:], sep="\n", file=sys.stderr)
                 lines = bad or done.stderr.strip().splitlines() or ["no message"]
@@ -117,7 +127,9 @@ def _server(client: Client, folder: Path) -> ServerProcess:
     """Start the server of a row; a client finds the tiny model's tokenizer in its folder, or nothing."""
     if client.tools:
         script = folder / "script.json"
-        script.write_text(json.dumps(scripts(client.tools, folder)))
+        turns, jobs = prepared(client.tools, folder)
+        script.write_text(json.dumps(turns))
+        (folder / "jobs.json").write_text(json.dumps(jobs))
         options = ("--script", str(script), *SCRIPTED_OPTIONS)
         return ServerProcess(*options, script=HERE / "scripted_server.py")
     config = write_model(folder) / "tokenizer_config.json"

@@ -10,7 +10,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 ROOT = Path(__file__).parents[3]
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TURN_END = 2
-RESULT = "<tool_response>"
+ASSISTANT = "<|im_start|>assistant\n"
 # Tools, calls and results as Qwen3 writes them.
 TEMPLATE = """\
 {%- set first = messages[0].content if messages[0].role == "system" else "" -%}

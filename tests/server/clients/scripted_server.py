@@ -4,7 +4,7 @@
 
 A script is JSON: by a marker that stands in the prompt, the turns of one conversation, each of them
 {"thought": ..., "text": ..., "calls": [{"name": ..., "arguments": {...}}, ...]}. Which turn comes next follows from
-the number of tool results in the prompt. Only the choice of tokens is dictated, by a grammar that allows
+the number of assistant's turns after the marker. Only the choice of tokens is dictated, by a grammar that allows
 one token at a time: prompts, prefix cache, parsers and streams are the engine's and the server's own.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).parents[3]
 sys.path += [str(ROOT / folder) for folder in ("tests/support", "tests/server/http")]
 
-from scripted_model import RESULT, TURN_END, write_scripted_model  # noqa: E402
+from scripted_model import ASSISTANT, TURN_END, write_scripted_model  # noqa: E402
 
 import octavo.engine.engine as engine_module  # noqa: E402
 from octavo.cli import main  # noqa: E402
@@ -27,18 +27,17 @@ from octavo.engine.engine import Engine  # noqa: E402
 from octavo.outputs import RequestOutput  # noqa: E402
 from octavo.sampling_params import SamplingParams, StructuredOutput  # noqa: E402
 
-UNKNOWN = {"text": "No script has this."}
+UNKNOWN = "No script has this."
 
 
 def dictated(scripts: Mapping[str, list[dict[str, Any]]], prompt: str) -> str:
     """Return what the model says after a prompt."""
-    turns = next((turns for marker, turns in scripts.items() if marker in prompt), [UNKNOWN])
-    num_results, num_calls = prompt.count(RESULT), 0
-    for turn in turns:
-        if num_calls >= num_results:
-            return written(turn)
-        num_calls += len(turn.get("calls", ()))
-    return written(turns[-1])
+    found = [(marker, turns) for marker, turns in scripts.items() if marker in prompt]
+    if not found:
+        return UNKNOWN
+    ((marker, turns),) = found
+    number = prompt[prompt.rindex(marker) :].count(ASSISTANT) - 1
+    return written(turns[min(number, len(turns) - 1)])
 
 
 def written(turn: Mapping[str, Any]) -> str:

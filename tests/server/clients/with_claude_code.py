@@ -4,8 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from agent_scripts import ANSWER, TASKS, differences, prepared
-from closed import run_closed
+from closed import jobs, run_closed
 
 URL, FOLDER = sys.argv[1], Path(sys.argv[2])
 VARIABLES = {
@@ -19,10 +18,10 @@ VARIABLES = {
     "DISABLE_AUTOUPDATER": "1",
 }
 claude = ["node", f"{os.environ['OCTAVO_NPM']}/@anthropic-ai/claude-code/cli-wrapper.cjs"]
-for task in TASKS:
-    own = prepared(task, FOLDER)
+for job in jobs():
     options = ["--permission-mode", "acceptEdits", "--allowedTools", "Bash"]
-    done = run_closed([*claude, "-p", task.request, *options], own, FOLDER / "home", VARIABLES)
-    assert done.stdout.strip() == ANSWER, done.stdout
-    assert not differences(task, FOLDER), (task.marker, differences(task, FOLDER), done.stderr[-3000:])
-print(f"{len(TASKS)} tasks with Read, Edit, Write and Bash")
+    done = run_closed(
+        [*claude, "-p", job["request"], *options], Path(job["folder"]), FOLDER / "home", VARIABLES
+    )
+    assert done.stdout.strip() == job["answer"], done.stdout
+print(f"{len(jobs())} tasks with Read, Edit, Write and Bash")

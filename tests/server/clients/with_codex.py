@@ -5,8 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from agent_scripts import ANSWER, TASKS, differences, prepared
-from closed import run_closed
+from closed import jobs, run_closed
 
 URL, FOLDER, TOOLS = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
 MODEL = {
@@ -57,11 +56,9 @@ catalogue = f'model_catalog_json = "{settings}/models.json"' if TOOLS == "codex_
 (settings / "config.toml").write_text(CONFIG.format(catalogue=catalogue))
 codex = ["node", f"{os.environ['OCTAVO_NPM']}/@openai/codex/bin/codex.js"]
 variables = {"CODEX_HOME": str(settings), "OCTAVO_API_KEY": "none"}
-for task in TASKS:
-    own = prepared(task, FOLDER)
+for job in jobs():
     # The folder of the test is the sandbox: Codex's own needs rights that few machines give.
-    options = ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", task.request]
-    done = run_closed([*codex, *options], own, home, variables)
-    assert done.stdout.strip().endswith(ANSWER), done.stdout
-    assert not differences(task, FOLDER), (task.marker, differences(task, FOLDER), done.stderr[-3000:])
-print(f"{len(TASKS)} tasks, tools: {TOOLS}")
+    options = ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", job["request"]]
+    done = run_closed([*codex, *options], Path(job["folder"]), home, variables)
+    assert done.stdout.strip().endswith(job["answer"]), done.stdout
+print(f"{len(jobs())} tasks, tools: {TOOLS}")
