@@ -136,6 +136,18 @@ def _codex_freeform(step: Step, folder: Path) -> tuple[str, Call]:
     return ("apply_patch", {"input": _patch(*step)}) if step[0] in ("edit", "write") else _codex(step, folder)
 
 
+def _blocks(task: Task) -> str:
+    """Write what a task changes as aider's blocks of text: it has no tools."""
+    steps = [step for steps in task.turns for step in steps if step[0] in ("edit", "write")]
+    blocks = []
+    for kind, path, *texts in steps:
+        old, new = (
+            (texts[0] + "\n", texts[1] + "\n") if kind == "edit" else (task.before.get(path, ""), texts[0])
+        )
+        blocks.append(f"{path}\n```\n<<<<<<< SEARCH\n{old}=======\n{new}>>>>>>> REPLACE\n```\n")
+    return "\n".join(blocks)
+
+
 TOOLS: Mapping[str, Callable[[Step, Path], tuple[str, Call]]] = {
     "own": _own,
     "smolagents": _own,
@@ -143,6 +155,7 @@ TOOLS: Mapping[str, Callable[[Step, Path], tuple[str, Call]]] = {
     "opencode": _opencode,
     "codex": _codex,
     "codex_freeform": _codex_freeform,
+    "aider": _own,
 }
 """How agents call their tools."""
 
@@ -166,6 +179,8 @@ def prepared(tools: str, folder: Path) -> tuple[dict[str, list[dict[str, Any]]],
                 (own / name).write_text(text)
             jobs.append({"request": task.request, "answer": ANSWER, "folder": str(own), "streamed": streamed})
             script[task.marker] = _turns(task, TOOLS[tools], own)
+            if tools == "aider":
+                script[task.marker] = [{"thought": "Hm.", "text": _blocks(task)}, {"text": ANSWER}]
             if tools == "smolagents":
                 script[task.marker][-1] = {
                     "calls": [{"name": "final_answer", "arguments": {"answer": ANSWER}}]

@@ -9,10 +9,11 @@ function merged(chunks) {
   const message = { role: "assistant", content: "", tool_calls: [] };
   for (const { delta } of chunks.flatMap((chunk) => chunk.choices)) {
     message.content += delta.content ?? "";
-    for (const { index, id, function: part } of delta.tool_calls ?? []) {
-      message.tool_calls[index] ??= { id, type: "function", function: { name: "", arguments: "" } };
-      message.tool_calls[index].function.name += part.name ?? "";
-      message.tool_calls[index].function.arguments += part.arguments ?? "";
+    // Every call has the same index in what the library makes of Anthropic's events; ids tell them apart.
+    for (const { id, function: part } of delta.tool_calls ?? []) {
+      const known = message.tool_calls.at(-1);
+      if (id && id !== known?.id) message.tool_calls.push({ id, type: "function", function: { ...part } });
+      else known.function.arguments += part.arguments ?? "";
     }
   }
   return message;
@@ -25,7 +26,8 @@ const loop = (provider, apiBase) => async (prompt, streamed) => {
   for (;;) {
     const body = { model: "octavo", messages, tools, max_tokens: 400 };
     let answer;
-    if (streamed) {
+    // Of whole answers in Anthropic's form the library keeps one block, and no call: it streams them.
+    if (streamed || provider === "anthropic") {
       const chunks = [];
       for await (const chunk of api.chatCompletionStream({ ...body, stream: true }, signal)) chunks.push(chunk);
       answer = merged(chunks);
