@@ -209,6 +209,10 @@ def left_out_tools() -> str:
     return left_out_list(left_out.TOOLS)
 
 
+def left_out_items() -> str:
+    return left_out_list((*left_out.ITEMS, *left_out.INCLUDES))
+
+
 def left_out_list(rows: tuple[left_out.LeftOut, ...]) -> str:
     """Rows of the same APIs and reason that follow each other are one."""
     groups = groupby(rows, lambda row: (row.apis, row.why))
@@ -238,6 +242,7 @@ TABLES: dict[str, Callable[[], str]] = {
         ops,
         left_out_fields,
         left_out_tools,
+        left_out_items,
         refused,
     )
 } | {name: partial(models, *case) for name, case in MODELS.items()}

@@ -227,13 +227,13 @@ class PromptReader:
     def _check_length(self, num_tokens: int) -> None:
         if num_tokens >= self.max_model_len:
             raise RequestTooLongError(
-                f"a prompt must leave room for one token in max_model_len = {self.max_model_len}, "
-                f"got {num_tokens} prompt tokens"
+                f"prompt is too long: {num_tokens} tokens > {self.max_model_len - 1} maximum, which "
+                f"leaves room for one token in max_model_len = {self.max_model_len}"
             )
         if num_tokens > self.num_kv_tokens:
             raise RequestTooLongError(
-                f"the KV cache holds {self.num_kv_tokens} tokens in all, got {num_tokens} prompt tokens; "
-                "raise num_blocks or memory_fraction"
+                f"prompt is too long: {num_tokens} tokens > {self.num_kv_tokens} maximum, as many as the KV "
+                "cache holds in all; raise num_blocks or memory_fraction"
             )
 
 

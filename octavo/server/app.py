@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.server.api import openapi, server_info
 from octavo.server.api.anthropic.messages_route import messages
+from octavo.server.api.anthropic.probes import hello
 from octavo.server.api.chat import chat_completions
 from octavo.server.api.completions import completions
 from octavo.server.api.responses.response_route import responses
@@ -40,6 +41,7 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/v1/responses", responses),
     ("POST", "/v1/messages", messages),
     ("POST", "/v1/messages/count_tokens", answer),
+    ("GET", "/api/hello", hello),
     ("GET", "/v1/models", server_info.models),
     ("GET", "/v1/models/{name:path}", server_info.model),
     ("POST", "/tokenize", answer),

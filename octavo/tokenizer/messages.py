@@ -12,6 +12,7 @@ MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reason
 MAX_DEPTH = 32
 # Fields that clients' own types add to answers they send back, and fields that are empty there.
 _ADDED = frozenset({"index", "parsed", "parsed_arguments"})
+_REFUSED = {"audio": "models read text only", "function_call": "it is an old name; give tool_calls"}
 _EMPTY = ("annotations", "tool_calls")
 # These are tested first, because a value may hold hundreds of thousands of them.
 _PLAIN = frozenset({str, int, float, bool, type(None)})
@@ -103,6 +104,11 @@ def _checked_message(message: object, where: str) -> dict[str, Any]:
     checked = {key: value for key, value in message.items() if value is not None and _says(key, value)}
     if "reasoning" in checked:
         checked = {"reasoning_content": checked.pop("reasoning"), **checked}
+    if isinstance(refusal := checked.pop("refusal", None), str):
+        # It is what the assistant said instead.
+        checked.setdefault("content", refusal)
+    for key in checked.keys() & _REFUSED.keys():
+        raise ChatTemplateError(f"{where}.{key} is not supported: {_REFUSED[key]}")
     refuse_unknown(ChatTemplateError, f"{where}: unknown key", checked, MESSAGE_KEYS)
     for key in ("role", "name", "tool_call_id", "reasoning_content", "thinking"):
         if (key == "role" or key in checked) and not isinstance(checked.get(key), str):
@@ -131,6 +137,8 @@ def _checked_content(message: Mapping[str, object], where: str) -> str | None:
 
 
 def _checked_part(part: object, where: str) -> str:
+    if isinstance(part, Mapping) and part.get("type") == "refusal":
+        part = {"type": "text", "text": part.get("refusal")}
     if not isinstance(part, Mapping) or part.get("type") != "text":
         got = part.get("type") if isinstance(part, Mapping) else _kind(part)
         raise ChatTemplateError(f"{where}: expected a part of type 'text', got {got!r}")
@@ -168,6 +176,16 @@ def _checked_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
         ChatTemplateError: it is not of the expected shape.
         msgspec.DecodeError: its arguments are not JSON.
     """
+    custom = call.get("custom")
+    if call.get("type") == "custom" and isinstance(custom, dict):
+        # Models know a custom tool as a function of one text.
+        text = {"input": custom.get("input", "")}
+        call = {
+            **call,
+            "type": "function",
+            "function": {"name": custom.get("name"), "arguments": text},
+            "custom": None,
+        }
     function = call.get("function")
     if not isinstance(function, dict):
         raise ChatTemplateError(f"{where}.function: expected an object, got {_kind(function)}")

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import inspect
 
 from octavo.errors import suggest
-from octavo.server.api.left_out import leave_out, may_hold_more
+from octavo.server.api.left_out import leave_out, may_hold_more, tool_name
 from octavo.server.api.structs import RequestBody, StreamOptions
 from octavo.server.api_errors import ApiError
 
@@ -61,6 +61,9 @@ REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
     "previous_response_id": ("is not supported: nothing is kept; send the conversation", (None,)),
     "conversation": ("is not supported: this server keeps no conversations; send the messages", (None,)),
     "prompt_id": ("is not supported: this server keeps no prompts", (None,)),
+    "prompt": ("belongs to /v1/completions; this server keeps no prompts", (None,)),
+    "background_options": ("is not supported: answers are not made in the background", (None,)),
+    "image": (_TEXT_ONLY, (None,)),
     "include": ("is not supported: answers hold text only", (None, [])),
     "max_tool_calls": ("is not supported; parallel_tool_calls: false allows one", (None,)),
     "truncation": ("is not supported; shorten the input", (None, "disabled")),
@@ -102,6 +105,7 @@ def _without_neutral(
             if not _asks_for_nothing(fields.pop(name), neutral):
                 raise ApiError(400, f"{name} {why}", param=name, code="unsupported_field") from error
         _refuse_structural_tags(fields)
+        _refuse_choice(fields, kind.api)
         try:
             return msgspec.convert(fields, kind, str_keys=True), left_out
         except msgspec.ValidationError as found:
@@ -118,6 +122,13 @@ def _refuse_structural_tags(fields: dict[str, Any]) -> None:
         if isinstance(found, dict) and (found.get("type") == "structural_tag" or "structural_tag" in found):
             why = "cannot be a structural_tag here; give tools with strict: true, or a grammar"
             raise ApiError(400, f"{name} {why}", param=name, code="unsupported_field")
+
+
+def _refuse_choice(fields: dict[str, Any], api: str) -> None:
+    choice = fields.get("tool_choice")
+    if isinstance(choice, dict) and (name := tool_name(choice.get("type"), api)):
+        why = f"cannot be {name}: this server leaves out tools that it would have to run"
+        raise ApiError(400, f"tool_choice {why}", param="tool_choice", code="unsupported_field")
 
 
 def _as_object(body: bytes) -> dict[str, Any] | None:

@@ -5,8 +5,15 @@ from collections.abc import Sequence
 from msgspec import UNSET
 
 from octavo.outputs import CompletionOutput, FinishReason
-from octavo.server.api.structs import AnswerMessage, CalledFunction, Delta, ToolCall, ToolCallDelta
-from octavo.server.parsing.answer import Answer, Reader, read_answer
+from octavo.server.api.structs import (
+    AnswerMessage,
+    CalledCustom,
+    CalledFunction,
+    Delta,
+    ToolCall,
+    ToolCallDelta,
+)
+from octavo.server.parsing.answer import Answer, Call, Reader, read_answer
 from octavo.server.parsing.piece import Piece
 
 
@@ -26,16 +33,18 @@ def whole_message(
         else read_answer(reader, completion.text, completion.token_ids)
     )
     calls = answer.calls if parallel else answer.calls[:1]
-    listed = [
-        ToolCall(id=call.id, function=CalledFunction(name=call.name, arguments=call.arguments))
-        for call in calls
-    ]
     message = AnswerMessage(
         content=None if (calls or answer.reasoning) and not answer.content else answer.content,
         reasoning_content=answer.reasoning or UNSET,
-        tool_calls=listed or UNSET,
+        tool_calls=[_tool_call(call) for call in calls] or UNSET,
     )
     return message, finish_reason(completion.finish_reason or "abort", num_calls=len(calls))
+
+
+def _tool_call(call: Call) -> ToolCall:
+    if call.is_custom:
+        return ToolCall(id=call.id, type="custom", custom=CalledCustom(name=call.name, input=call.arguments))
+    return ToolCall(id=call.id, function=CalledFunction(name=call.name, arguments=call.arguments))
 
 
 def finish_reason(reason: FinishReason, *, num_calls: int) -> str:
@@ -81,7 +90,7 @@ class DeltaWriter:
 
     def _add(self, calls: dict[int, ToolCallDelta], piece: Piece) -> None:
         assert self._reader is not None
-        if piece.kind == "call":
+        if piece.kind in ("call", "custom"):
             # A call that broke off is none, so that the next one is the first.
             self._is_skipping = self._num_complete > 0 and not self._parallel
             self._num_begun += not self._is_skipping
@@ -94,9 +103,21 @@ class DeltaWriter:
             calls[index] = ToolCallDelta(
                 index=index, id=self._reader.new_id(), type="function", function=function
             )
+        elif piece.kind == "custom":
+            calls[index] = ToolCallDelta(
+                index=index,
+                id=self._reader.new_id(),
+                type="custom",
+                custom=CalledCustom(name=piece.text, input=""),
+            )
         elif piece.kind == "arguments":
             call = calls.setdefault(index, ToolCallDelta(index=index, function=CalledFunction(arguments="")))
+            assert call.function
             call.function.arguments += piece.text
+        elif piece.kind == "input":
+            call = calls.setdefault(index, ToolCallDelta(index=index, custom=CalledCustom(input="")))
+            assert call.custom
+            call.custom.input += piece.text
 
 
 def is_empty(delta: Delta) -> bool:

@@ -34,6 +34,8 @@ messages[].content[].citations messages[].content[].content[].citations system[]
 messages[].content[].caller messages[].content[].toolset_name messages[].content[].parsed_output | messages |
     the client and other servers note them
 messages[].content[].prompt_cache_breakpoint | chat | every prefix is cached
+input[].phase | responses | templates know no phases
+input[].caller | responses | only the client calls tools
 input[].content[].prompt_cache_breakpoint input[].output[].prompt_cache_breakpoint | responses |
     every prefix is cached
 stream_options.include_obfuscation | chat completions | events are not padded
@@ -47,9 +49,10 @@ tools[].allowed_callers tools[].tools[].allowed_callers | responses messages | o
 tools[].output_schema tools[].tools[].output_schema | responses | results of tools are taken as they are
 tools[].eager_input_streaming | messages | arguments are always streamed
 tools[].max_characters | messages | the client runs the tool
-include | responses | what it asks for of server tools does not exist; encrypted reasoning is honoured
 client_metadata access_programs | responses | they describe the client
 reasoning.summary reasoning.generate_summary reasoning.context | chat responses | reasoning is shown whole
+tools[].async tools[].tools[].async input[].async | responses | the client may answer a call when it likes
+reasoning.mode | chat responses | the effort alone decides
 thinking.budget_tokens | chat messages | only max_tokens bounds an answer
 thinking.clear_thinking | chat | the model's chat template decides it
 thinking.block_binding | messages | thinking is read as it is sent
@@ -76,6 +79,20 @@ code_execution_* | messages | this server runs no code
 tool_search_tool_* | messages | the model sees all tools
 advisor_* | messages | there is one model
 """
+# Types of items of the conversation | APIs | why: calls of tools that are left out, and their results.
+_ITEMS = """
+web_search_call file_search_call code_interpreter_call image_generation_call mcp_list_tools mcp_call
+    mcp_approval_request mcp_approval_response program program_output | responses | a server ran the tool
+computer_call computer_call_output local_shell_call local_shell_call_output shell_call shell_call_output
+    apply_patch_call apply_patch_call_output tool_search_call tool_search_output | responses |
+    the tool is left out, too
+"""
+# Values of include | APIs | why.
+_INCLUDES = """
+file_search_call.results web_search_call.results web_search_call.action.sources code_interpreter_call.outputs
+    computer_call_output.output.image_url message.input_image.image_url | responses |
+    the tool is left out, too
+"""
 
 
 class LeftOut(NamedTuple):
@@ -93,7 +110,8 @@ def _rows(table: str) -> tuple[LeftOut, ...]:
     )
 
 
-FIELDS, TOOLS = _rows(_FIELDS), _rows(_TOOLS)
+FIELDS, TOOLS, ITEMS, INCLUDES = map(_rows, (_FIELDS, _TOOLS, _ITEMS, _INCLUDES))
+_LISTS = {"tools": TOOLS, "input": ITEMS, "include": INCLUDES}
 
 
 @cache
@@ -108,8 +126,8 @@ def _inner_names(api: str) -> tuple[bytes, ...]:
     A struct may hold such objects unread.
     """
     names = {path.rpartition(".")[2] + '"' for path in _paths_of(api) if "." in path}
-    tools = {row.name.partition("*")[0] for row in TOOLS if api in row.apis}
-    return tuple(f'"{name}'.encode() for name in sorted(names | tools))
+    kinds = {row.name.partition("*")[0] for row in (*TOOLS, *ITEMS) if api in row.apis}
+    return tuple(f'"{name}'.encode() for name in sorted(names | kinds))
 
 
 def may_hold_more(body: bytes, api: str) -> bool:
@@ -120,7 +138,7 @@ def may_hold_more(body: bytes, api: str) -> bool:
 def leave_out(fields: dict[str, Any], api: str) -> tuple[str, ...]:
     """Take out of a body what the tables name for an API; return the names of what was there."""
     found = [path for path in _paths_of(api) if _take_out(fields, path.split("."))]
-    return (*found, *_leave_tools(fields, api))
+    return (*found, *_leave_items(fields, api))
 
 
 def _take_out(place: object, steps: Sequence[str]) -> bool:
@@ -142,20 +160,31 @@ def _inner(place: dict[str, Any], step: str) -> Iterator[object]:
         yield inner
 
 
-def _leave_tools(fields: dict[str, Any], api: str) -> list[str]:
-    tools = fields.get("tools")
-    if not isinstance(tools, list):
-        return []
-    kinds = [tool.get("type") if isinstance(tool, dict) else None for tool in tools]
-    names = [tool_name(kind, api) for kind in kinds]
-    fields["tools"] = [tool for tool, name in zip(tools, names, strict=True) if not name]
-    return [f"tools[] {name}" for name in dict.fromkeys(names) if name]
+def _leave_items(fields: dict[str, Any], api: str) -> list[str]:
+    """Take items of lists out by their types; return the lists and the types."""
+    found = []
+    for name, rows in _LISTS.items():
+        items = fields.get(name)
+        if isinstance(items, list):
+            kinds = [_listed_name(item, api, rows) for item in items]
+            fields[name] = [item for item, kind in zip(items, kinds, strict=True) if not kind]
+            found += [f"{name}[] {kind}" for kind in kinds if kind]
+    for item in fields["input"] if isinstance(fields.get("input"), list) else ():
+        if isinstance(item, dict) and item.get("type") == "additional_tools":
+            found += leave_out(item, api)
+    return list(dict.fromkeys(found))
 
 
-def tool_name(kind: object, api: str) -> str:
-    """Return a tool's type as the table writes it, if it is left out; a header must not repeat a client's."""
-    for row in TOOLS if isinstance(kind, str) else ():
+def _listed_name(item: object, api: str, rows: Sequence[LeftOut]) -> str:
+    """Return an item's type as its table writes it, if it is left out: no header repeats a client's."""
+    kind = item.get("type") if isinstance(item, dict) else item
+    for row in rows if isinstance(kind, str) else ():
         begin, star, _ = row.name.partition("*")
         if api in row.apis and (str(kind).startswith(begin) if star else kind == begin):
             return row.name
     return ""
+
+
+def tool_name(kind: object, api: str) -> str:
+    """Return a type of tool as the table writes it, if it is left out."""
+    return _listed_name(kind, api, TOOLS)

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from octavo.engine.prompt_reader import PromptReader, TokenIds
 from octavo.errors import ChatTemplateError, PromptError, RequestTooLongError
+from octavo.server.api.late_systems import folding
 from octavo.server.api.structs import MAX_PROMPTS
 from octavo.server.api_errors import refused
 from octavo.tokenizer import ChatText, Tokenizer
@@ -116,6 +117,7 @@ class Prompts:
         if template is None:
             raise ChatTemplateError("this model has no chat template; use /v1/completions")
         render = partial(
+            folding,
             template.prompt,
             tools=tools,
             variables=variables,
@@ -168,8 +170,7 @@ class Prompts:
             num_tokens += len(self._reader.encode(part, add_special_tokens=False))
             if num_tokens > factor * max_model_len:
                 raise RequestTooLongError(
-                    f"a prompt must leave room for one token in max_model_len = {max_model_len}, "
-                    f"got more than {num_tokens} tokens"
+                    f"prompt is too long: more than {num_tokens} tokens > {max_model_len - 1} maximum"
                 )
 
     def _read_ids(self, token_ids: list[int], reading: Reading) -> TokenIds:

@@ -1,6 +1,6 @@
 """GET /health, /ready, /load, /metrics, /v1/models and /version: what the server is and how it is doing."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.models import SamplingDefaults
+from octavo.server.api.anthropic.probes import is_anthropics, model_info, model_page
 from octavo.server.api.sse import encode
 from octavo.server.api.structs import JsonObject
 from octavo.server.context import VERSION, Context
@@ -99,10 +100,15 @@ class ModelCard(Struct, kw_only=True):
 
 
 class ModelList(Struct, kw_only=True):
-    """Answer of GET /v1/models."""
+    """Answer of GET /v1/models.
+
+    Attributes:
+        models: what Codex looks for, a catalogue of its maker's; empty: it keeps its own.
+    """
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
+    models: list[JsonObject] = []
 
 
 class Version(Struct):
@@ -113,18 +119,26 @@ class Version(Struct):
 
 async def models(context: Context, request: Request) -> Response:
     """List the one model."""
+    if is_anthropics(request):
+        return Response(encode(model_page(_info(context))), media_type="application/json")
     return Response(encode(ModelList(data=[_card(context)])), media_type="application/json")
 
 
 async def model(context: Context, request: Request) -> Response:
     """Describe a model by name."""
     check_model(request.path_params["name"], context.model)
-    return Response(encode(_card(context)), media_type="application/json")
+    found = _info(context) if is_anthropics(request) else _card(context)
+    return Response(encode(found), media_type="application/json")
 
 
 async def version(context: Context, request: Request) -> Response:
     """Tell the version."""
     return Response(encode(Version(VERSION)), media_type="application/json")
+
+
+def _info(context: Context) -> dict[str, Any]:
+    card = _card(context)
+    return model_info(card.id, card.created, card.max_model_len)
 
 
 def _card(context: Context) -> ModelCard:

@@ -39,11 +39,34 @@ class FunctionTool(Struct, forbid_unknown_fields=True, kw_only=True):
     defer_loading: bool | None = None
 
 
-class Tool(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A tool by OpenAI's form."""
+class CustomGrammar(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A grammar of a custom tool's text."""
 
-    type: Literal["function"]
-    function: FunctionTool
+    definition: str
+    syntax: Literal["lark", "regex"]
+
+
+class CustomFormat(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What a custom tool's text must be."""
+
+    type: Literal["text", "grammar"]
+    grammar: CustomGrammar | None = None
+
+
+class CustomTool(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A tool that takes a text instead of arguments."""
+
+    name: FunctionName
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
+class Tool(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A tool by OpenAI's form; it has the field that its type names."""
+
+    type: Literal["function", "custom"]
+    function: FunctionTool | UnsetType = UNSET
+    custom: CustomTool | UnsetType = UNSET
 
 
 class FunctionChoice(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -52,15 +75,31 @@ class FunctionChoice(Struct, forbid_unknown_fields=True, kw_only=True):
     name: str
 
 
-class NamedTool(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The tool that must be called."""
+class AllowedTools(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The tools that may be called, of all that are shown, or of which one must be called."""
 
-    type: Literal["function"]
-    function: FunctionChoice
+    mode: Literal["auto", "required"]
+    tools: list[JsonObject]
+
+
+class NamedTool(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The tool that must be called, or those that may; it has the field that its type names."""
+
+    type: Literal["function", "custom", "allowed_tools"]
+    function: FunctionChoice | UnsetType = UNSET
+    custom: FunctionChoice | UnsetType = UNSET
+    allowed_tools: AllowedTools | UnsetType = UNSET
 
 
 Tools = Annotated[list[Tool], Meta(max_length=MAX_TOOLS)]
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+class CalledCustom(Struct, kw_only=True):
+    """A call of a custom tool: its name and its text. In a stream, what is new in it."""
+
+    input: str
+    name: str | UnsetType = UNSET
 
 
 class CalledFunction(Struct, kw_only=True):
@@ -74,15 +113,17 @@ class ToolCall(Struct, kw_only=True):
     """A call in a whole answer."""
 
     id: str
-    function: CalledFunction
-    type: Literal["function"] = "function"
+    type: Literal["function", "custom"] = "function"
+    function: CalledFunction | UnsetType = UNSET
+    custom: CalledCustom | UnsetType = UNSET
 
 
 class ToolCallDelta(Struct, kw_only=True):
     """The new part of a call; the first delta has its id and its name."""
 
     index: int
-    function: CalledFunction
+    function: CalledFunction | UnsetType = UNSET
+    custom: CalledCustom | UnsetType = UNSET
     id: str | UnsetType = UNSET
     type: str | UnsetType = UNSET
 

@@ -10,7 +10,8 @@ from octavo.engine.prompt_reader import TokenIds
 from octavo.errors import ChatTemplateError, StructuredOutputError
 from octavo.sampling_params import SamplingParams, StructuredOutput
 from octavo.server.api.prompt_tokens import Prompts, Reading
-from octavo.server.api.structs import ChatRequest, NamedTool, Tool, wish_of
+from octavo.server.api.structs import ChatRequest, FunctionTool, wish_of
+from octavo.server.api.tools.tool_choice import chosen_names, function_tool
 from octavo.server.api_errors import ApiError, refused
 from octavo.server.parsing.answer import AnswerReader, Reader, ReasoningReader
 from octavo.server.parsing.answer_grammars import (
@@ -20,6 +21,8 @@ from octavo.server.parsing.answer_grammars import (
     harmony_grammar,
 )
 from octavo.server.parsing.call_formats import Function, described
+from octavo.server.parsing.custom.text_reader import CustomReader
+from octavo.server.parsing.custom.text_tool import TextParameters
 from octavo.server.parsing.effort import reasoning_variables
 from octavo.server.parsing.formats import ModelFormats
 from octavo.server.parsing.harmony import open_channel, shown_messages
@@ -38,6 +41,8 @@ class Toolbox:
         tools: what the model is shown.
         functions: what it may call; none if calls are content.
         strict: names of those whose schemas hold for every call.
+        customs: names of those that are custom tools.
+        is_limited: tools that are shown may not be called.
         must_call: one of them must be called.
         parallel: it may call several.
         formats: what the model writes.
@@ -45,12 +50,14 @@ class Toolbox:
         channel: that of the harmony message the prompt left open, if any.
     """
 
-    tools: Sequence[Tool]
+    tools: Sequence[FunctionTool]
     functions: Sequence[Function]
     strict: frozenset[str]
     must_call: bool
     parallel: bool
     formats: ModelFormats
+    customs: frozenset[str] = frozenset()
+    is_limited: bool = False
     has_begun_reasoning: bool = False
     channel: str | None = None
 
@@ -83,6 +90,10 @@ class Toolbox:
 
     def reader(self) -> Reader | None:
         """Return a reader for one answer; None: all of it is content."""
+        reader = self._reader()
+        return CustomReader(reader, self.customs) if reader is not None and self.customs else reader
+
+    def _reader(self) -> Reader | None:
         formats, reasoning, calls = self.formats, None, None
         if formats.harmony is not None:
             return HarmonyReader(
@@ -104,31 +115,37 @@ def toolbox_of(fields: ChatRequest, formats: ModelFormats, structured: Structure
     Raises:
         ApiError: the fields contradict each other, or the model's calls cannot be read.
     """
-    tools = fields.tools or []
+    given = fields.tools or []
+    customs = frozenset(tool.custom.name for tool in given if tool.custom)
+    tools = [function_tool(tool) for tool in given]
     choice = fields.tool_choice or ("auto" if tools else "none")
     functions = _functions(tools)
-    must_call = isinstance(choice, NamedTool) or choice == "required"
+    chosen, must_call = chosen_names(choice)
     if must_call and not tools:
         raise refused("tool_choice", "needs tools")
-    if isinstance(choice, NamedTool):
-        functions = [function for function in functions if function[0] == choice.function.name]
-        if not functions:
-            raise refused("tool_choice", f"names {choice.function.name[:200]!r}, which is not in tools")
+    if chosen is not None:
+        missing = sorted(chosen - {name for name, _ in functions})
+        if missing:
+            raise refused("tool_choice", f"names {missing[0][:200]!r}, which is not in tools")
+        if must_call and not chosen:
+            raise refused("tool_choice", "needs a tool that may be called")
+        functions = [function for function in functions if function[0] in chosen]
     if functions and choice != "none" and not formats.can_call:
         raise refused("tools", f"cannot be called: {formats.why_no_calls}")
-    if must_call and structured is not None:
-        raise refused("tool_choice", "and a form of the content contradict each other; give one of them")
     functions = [] if choice == "none" else functions
-    strict = frozenset(tool.function.name for tool in tools if tool.function.strict)
+    strict = frozenset(function.name for function in tools if function.strict)
     if structured is not None and structured.grammar is not None and strict & {name for name, _ in functions}:
         raise refused("tools", "cannot be strict beside a grammar of your own, which holds for calls, too")
     return Toolbox(
-        tools=[tool for tool in tools if not tool.function.defer_loading],
+        tools=[tool for tool in tools if not tool.defer_loading],
         functions=functions,
         strict=strict,
         must_call=must_call,
-        parallel=fields.parallel_tool_calls is not False and not isinstance(choice, NamedTool),
+        parallel=fields.parallel_tool_calls is not False
+        and not (must_call and chosen is not None and len(chosen) == 1),
         formats=formats,
+        customs=customs,
+        is_limited=chosen is not None,
     )
 
 
@@ -179,10 +196,10 @@ def wished_variables(prompts: Prompts, fields: ChatRequest, formats: ModelFormat
     return reasoning_variables(template, effort, thinks, is_harmony=formats.harmony is not None)
 
 
-def _functions(tools: Sequence[Tool]) -> list[Function]:
+def _functions(tools: Sequence[FunctionTool]) -> list[Function]:
     functions: dict[str, Mapping[str, Any]] = {}
     for tool in tools:
-        name, parameters = tool.function.name, tool.function.parameters or {}
+        name, parameters = tool.name, tool.parameters or {}
         if name in functions:
             raise refused("tools", f"must have names of their own, got {name!r} twice")
         if parameters.get("type", "object") != "object":
@@ -193,13 +210,15 @@ def _functions(tools: Sequence[Tool]) -> list[Function]:
             check_json(parameters, name)
         except ChatTemplateError as error:
             raise refused("tools", f"must be readable: {error}") from error
-        functions[name] = {"type": "object", **parameters} if parameters else _NO_PARAMETERS
+        if not isinstance(parameters, TextParameters):
+            parameters = {"type": "object", **parameters} if parameters else _NO_PARAMETERS
+        functions[name] = parameters
     return list(functions.items())
 
 
-def _shown_tool(tool: Tool) -> dict[str, Any]:
+def _shown_tool(tool: FunctionTool) -> dict[str, Any]:
     """Return a tool as it was given, without fields that are not for the model."""
-    function = msgspec.to_builtins(tool.function)
+    function = msgspec.to_builtins(tool)
     unseen = ("strict", "defer_loading")
     shown = {name: value for name, value in function.items() if name not in unseen and value is not None}
     return {"type": "function", "function": shown}
@@ -217,7 +236,8 @@ def constrained_params(box: Toolbox, params: SamplingParams, tokenizer: Tokenize
         markers += formats.calls.markers
     if formats.harmony is not None or any(writer.special_id(marker) is not None for marker in markers):
         params = replace(params, skip_special_tokens=False)
-    content = params.structured
+    # What is said beside a call that must be made has no form.
+    content = None if box.must_call else params.structured
     has_form = content is not None and content.grammar is None and content.json_schema != "false"
     functions = _constrained_functions(box, has_form=has_form)
     has_reasoning = formats.reasoning is not None or formats.harmony is not None
@@ -244,7 +264,7 @@ def _constrained_functions(box: Toolbox, *, has_form: bool) -> list[ConstrainedF
     if box.must_call or has_form:
         return list(box.functions)
     constrained = [(name, schema if name in box.strict else None) for name, schema in box.functions]
-    return constrained if any(schema is not None for _, schema in constrained) else []
+    return constrained if box.is_limited or any(schema is not None for _, schema in constrained) else []
 
 
 def _grammar(

@@ -8,7 +8,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from octavo.server.api.anthropic.messages_structs import error_body
+from octavo.server.api.anthropic.messages_structs import anthropic_status, error_body
 from octavo.server.api.left_out import HEADER
 from octavo.server.api_errors import ApiError
 from octavo.server.limits import presence_of, send_body
@@ -75,10 +75,12 @@ class Answer:
 
     async def send_error(self, error: ApiError) -> None:
         """Send an error."""
-        body = error_body(error) if self._is_anthropic else error.body
+        status, body = error.status, error.body
+        if self._is_anthropic:
+            status, body = anthropic_status(error), error_body(error)
         headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
         listed = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-        await self.send({"type": "http.response.start", "status": error.status, "headers": listed})
+        await self.send({"type": "http.response.start", "status": status, "headers": listed})
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     def _names(self) -> list[tuple[bytes, bytes]]:

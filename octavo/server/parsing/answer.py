@@ -163,12 +163,14 @@ class Call:
     Attributes:
         id: made for this call.
         name: the function's.
-        arguments: a JSON object, as the model wrote it.
+        arguments: a JSON object, as the model wrote it; a custom tool's text.
+        is_custom: the tool is a custom one.
     """
 
     id: str
     name: str
     arguments: str = ""
+    is_custom: bool = False
 
 
 @dataclass(slots=True)
@@ -195,10 +197,10 @@ def read_answer(reader: Reader, text: str, token_ids: Sequence[int] = ()) -> Ans
     )
     arguments: list[str] = []
     for piece in pieces:
-        if piece.kind == "call":
+        if piece.kind in ("call", "custom"):
             arguments = []
-            answer.calls.append(Call(reader.new_id(), piece.text))
-        elif piece.kind == "arguments":
+            answer.calls.append(Call(reader.new_id(), piece.text, is_custom=piece.kind == "custom"))
+        elif piece.kind in ("arguments", "input"):
             arguments.append(piece.text)
         elif piece.kind == "complete":
             answer.calls[-1].arguments = "".join(arguments)

@@ -12,6 +12,7 @@ from octavo.engine.structured.compiler import choice_regex
 from octavo.errors import StructuredOutputError
 from octavo.sampling_params import StructuredOutput
 from octavo.server.parsing.call_formats import CallFormat, Markers, XmlFormat
+from octavo.server.parsing.custom.text_tool import lark_rules
 from octavo.server.parsing.grammar_rules import (
     ANY_OBJECT,
     ANY_TEXT,
@@ -159,7 +160,13 @@ def content_rule(content: StructuredOutput) -> str:
 def _arguments(form: CallFormat, rule: str, schema: Mapping[str, Any] | None) -> list[str]:
     if isinstance(form, XmlFormat):
         return parameter_rules(rule, schema)
-    return [f"{rule}: {json_rule(ANY_OBJECT if schema is None else schema)}"]
+    return json_arguments(rule, schema)
+
+
+def json_arguments(rule: str, schema: Mapping[str, Any] | None) -> list[str]:
+    """Return rules of a call's arguments in JSON."""
+    of_text = lark_rules(rule, schema, is_xml=False)
+    return of_text or [f"{rule}: {json_rule(ANY_OBJECT if schema is None else schema)}"]
 
 
 def harmony_grammar(
@@ -205,8 +212,6 @@ def _call_rules(token: Mapping[str, str], functions: Sequence[ConstrainedFunctio
     for number, (name, schema) in enumerate(functions):
         to = json.dumps(f"commentary to=functions.{name} ")
         header = f'{token[CHANNEL]} {to} {token[CONSTRAIN]} "json" {token[MESSAGE]}'
-        rules += [
-            f"call_{number}: {header} arguments_{number}",
-            f"arguments_{number}: {json_rule(ANY_OBJECT if schema is None else schema)}",
-        ]
+        rules += [f"call_{number}: {header} arguments_{number}"]
+        rules += json_arguments(f"arguments_{number}", schema)
     return rules

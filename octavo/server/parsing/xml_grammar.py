@@ -8,6 +8,7 @@ from typing import Any, NoReturn, TypeVar
 from octavo.engine.structured.patterns import translated
 from octavo.engine.structured.schemas import FORMATS
 from octavo.errors import StructuredOutputError
+from octavo.server.parsing.custom.text_tool import lark_rules
 from octavo.server.parsing.grammar_rules import ANY_TEXT, json_rule, pattern_terminal, without
 from octavo.server.parsing.xml_values import END_PARAMETER, PARAMETER, ValueKind, referred
 
@@ -43,6 +44,8 @@ def parameter_rules(rule: str, schema: Mapping[str, Any] | None) -> list[str]:
     Raises:
         StructuredOutputError: the schema says what text between tags cannot express.
     """
+    if (of_text := lark_rules(rule, schema, is_xml=True)) is not None:
+        return of_text
     if schema is None:
         body = f'{json.dumps(PARAMETER)} /[^<>\\n]{{1,256}}/ ">" {rule}_text "\\n"'
         return [f"{rule}: ({body})*", _text_rule(f"{rule}_text", _FREE_TEXT)]

@@ -104,6 +104,7 @@ class Tools(Struct):
     strict: list[str]
     must_call: bool
     parallel: bool
+    customs: list[str]
     has_begun_reasoning: bool
     channel: str | None
 
@@ -111,7 +112,15 @@ class Tools(Struct):
     def of(cls, box: Toolbox) -> "Tools":
         """Return a toolbox's part."""
         functions, strict = json.dumps(box.functions).encode(), list(box.strict)
-        return cls(functions, strict, box.must_call, box.parallel, box.has_begun_reasoning, box.channel)
+        return cls(
+            functions,
+            strict,
+            box.must_call,
+            box.parallel,
+            list(box.customs),
+            box.has_begun_reasoning,
+            box.channel,
+        )
 
     def box(self, formats: ModelFormats) -> Toolbox:
         """Return the toolbox."""
@@ -122,6 +131,7 @@ class Tools(Struct):
             must_call=self.must_call,
             parallel=self.parallel,
             formats=formats,
+            customs=frozenset(self.customs),
             has_begun_reasoning=self.has_begun_reasoning,
             channel=self.channel,
         )

@@ -11,6 +11,7 @@ from yarl import URL
 from octavo.router import Flight, Marks, Report
 from octavo.router.ledger import REPORT_PATH
 from octavo.router.marks import CLIENT_HEADER, HEADER
+from octavo.server.api.anthropic.messages_structs import OVERLOADED
 from octavo.server.api_errors import EVENT_END, broken_stream_event
 from octavo.server.limits import Stop, send_body
 
@@ -116,7 +117,8 @@ class Link:
             final: forward a 503 as well.
 
         Returns:
-            False for a 503, unless `final`: nothing was sent to the client, so another replica may answer.
+            False for a 503 (or Anthropic's 529), unless `final`: nothing was sent to the client, so another
+            replica may answer.
 
         Raises:
             aiohttp.ClientError: the replica is down or silent, and nothing was sent to the client.
@@ -150,7 +152,7 @@ class Link:
     ) -> bool:
         answer = await self._request(request)
         try:
-            if answer.status == 503 and not final:
+            if answer.status in (503, OVERLOADED) and not final:
                 return False
             headers = _kept(answer.raw_headers) + more
             begin = {"type": "http.response.start", "status": answer.status, "headers": headers}

@@ -9,7 +9,6 @@ from octavo.server.api.anthropic.messages_structs import (
     DocumentBlock,
     MessageParam,
     SearchResultBlock,
-    ServerResultBlock,
     TextBlock,
     ThinkingBlock,
     ToolReferenceBlock,
@@ -36,7 +35,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class BlockReader:
-    """Reads the messages of one request.
+    """Reads the messages of one request. Its errors name the place of a block in the body.
 
     Attributes:
         loaded: descriptions of tools, by name, that the model is shown where a block refers to them.
@@ -47,40 +46,36 @@ class BlockReader:
     def turns(self, message: MessageParam, where: str) -> Iterator[JsonObject]:
         """Yield the chat messages that one message becomes: each tool's result is a message of its own.
 
-        Args:
-            message: it.
-            where: its place in the body.
-
         Raises:
             ApiError: a block is of a kind that is not supported there.
         """
         if isinstance(message.content, str):
             yield {"role": message.role, "content": message.content}
             return
-        where = f"{where}.content"
-        if message.role == "assistant":
-            yield from _assistant([block for _, block in _blocks(message.content, where, "assistant")])
-            return
-        if not message.content:
+        where, turn = f"{where}.content", list[AnyBlock]()
+        if not message.content and message.role != "assistant":
             raise ApiError(400, f"{where}: expected a block or more, got none", param=where)
-        texts = []
+        # The assistant may have said nothing.
+        texts, owes_turn = list[str](), message.role == "assistant"
         for place, block in _blocks(message.content, where, message.role):
             if isinstance(block, ToolResultBlock):
+                if turn:  # what the assistant said before a server gave it this result
+                    yield _turn(turn)
+                turn, owes_turn = [], False
                 text = self.text(block.content, f"{place}.content", "tool_result")
                 content = f"Error: {text}" if block.is_error else text
                 yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+            elif message.role == "assistant":
+                turn.append(block)
             else:
                 texts.append(self._shown(block, place))
+        if turn or owes_turn:
+            yield _turn(turn)
         if texts:
             yield {"role": message.role, "content": "\n".join(texts)}
 
     def text(self, content: str | Sequence[JsonObject], where: str, place: str) -> str:
-        """Return the text of a content.
-
-        Args:
-            content: a text or blocks.
-            where: its place in the body.
-            place: what it belongs to: system, tool_result or document.
+        """Return the text of a content, which belongs to a system, tool_result or document.
 
         Raises:
             ApiError: a block is of a kind that is not supported there.
@@ -104,33 +99,17 @@ class BlockReader:
 
     def _source(self, source: JsonObject, where: str) -> str:
         kind = source.get("type")
-        text = source.get("data") if kind == "text" else source.get("content") if kind == "content" else None
+        text = source.get({"text": "data", "content": "content"}.get(str(kind), ""))
         if isinstance(text, list) and all(isinstance(block, dict) for block in text):
             return self.text(text, f"{where}.content", "document")
-        if not isinstance(text, str):
-            shown = (
-                f"{where}: expected a source of type text or content, got {kind!r}: only plain text is read"
-            )
-            raise ApiError(400, shown[:400], param=where)
-        return text
-
-
-def _assistant(blocks: Sequence[AnyBlock]) -> Iterator[JsonObject]:
-    """Yield the assistant's turn, which each result of a server's tool ends; a new one follows it."""
-    turn: list[AnyBlock] = []
-    for block in blocks:
-        if not isinstance(block, ServerResultBlock):
-            turn.append(block)
-            continue
-        if turn:
-            yield _turn(turn)
-        yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _written(block.content)}
-        turn = []
-    if turn or not blocks:
-        yield _turn(turn)
+        if isinstance(text, str):
+            return text
+        expected = f"{where}: expected plain text in a source of type text or content, got {kind!r:.100}"
+        raise ApiError(400, expected, param=where)
 
 
 def _turn(blocks: Sequence[AnyBlock]) -> JsonObject:
+    """Return the assistant's turn."""
     text = "\n".join(block.text for block in blocks if isinstance(block, TextBlock))
     thoughts = [b.thinking or carried(b.signature or "") for b in blocks if isinstance(b, ThinkingBlock)]
     calls = [
@@ -146,39 +125,30 @@ def _turn(blocks: Sequence[AnyBlock]) -> JsonObject:
     return message
 
 
-def _written(content: Any) -> str:
-    """Return a server's result as text, without what only that server can read."""
-    if isinstance(content, str):
-        return content
-    items = [
-        {name: value for name, value in item.items() if not name.startswith("encrypted")}
-        if isinstance(item, dict)
-        else item
-        for item in (content if isinstance(content, list) else [content])
-    ]
-    texts = [item["text"] for item in items if isinstance(item, dict) and isinstance(item.get("text"), str)]
-    if len(texts) == len(items):
-        return "\n".join(texts)
-    return encoded(items if isinstance(content, list) else items[0]).decode()
-
-
 def _blocks(content: Sequence[JsonObject], where: str, place: str) -> Iterator[tuple[str, AnyBlock]]:
-    """Yield blocks with their places in the body."""
+    """Yield blocks with their places in the body; calls that a server ran are as any other."""
     for index, block in enumerate(content):
-        spot = f"{where}[{index}]"
-        kind = _kind(block.get("type"), place, spot)
+        spot, kind = f"{where}[{index}]", block.get("type")
+        if place == "assistant" and kind in ("server_tool_use", "mcp_tool_use"):
+            kind = "tool_use"
+        elif place == "assistant" and isinstance(kind, str) and kind.endswith("_tool_result"):
+            kind, block = "tool_result", {**block, "content": _written(block.get("content"))}
+        elif kind not in _KINDS[place]:
+            text = f"{spot}: expected a block of type {' or '.join(_KINDS[place])}, got {kind!r}"
+            raise ApiError(400, text[:400], param=spot)
         if kind not in _SILENT:
             yield spot, part({**block, "type": kind}, AnyBlock, spot)
 
 
-def _kind(found: object, place: str, where: str) -> str:
-    """Return a block's type; calls and results of a server's tools have one each."""
-    kind = found if isinstance(found, str) else ""
-    if place == "assistant" and kind in ("server_tool_use", "mcp_tool_use"):
-        return "tool_use"
-    if place == "assistant" and kind.endswith("_tool_result"):
-        return "server_tool_result"
-    if kind not in _KINDS[place]:
-        text = f"{where}: expected a block of type {' or '.join(_KINDS[place])}, got {found!r}"
-        raise ApiError(400, text[:400], param=where)
-    return kind
+def _written(content: Any) -> str:
+    """Return a server's result as text, without what only that server can read."""
+    if isinstance(content, list) and all(isinstance(item, dict) and "text" in item for item in content):
+        return "\n".join(str(item["text"]) for item in content)
+    found = [_readable(item) for item in content] if isinstance(content, list) else _readable(content)
+    return found if isinstance(found, str) else encoded(found).decode()
+
+
+def _readable(item: Any) -> Any:
+    if not isinstance(item, dict):
+        return item
+    return {name: value for name, value in item.items() if not name.startswith("encrypted")}

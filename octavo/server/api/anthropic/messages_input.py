@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from octavo.server.api.anthropic.messages_blocks import BlockReader
-from octavo.server.api.anthropic.messages_structs import CountRequest, MessagesRequest, TokenCount
+from octavo.server.api.anthropic.messages_structs import NO_THREAD, CountRequest, MessagesRequest, TokenCount
 from octavo.server.api.anthropic.messages_tools import choice_of, descriptions_of, tools_of
 from octavo.server.api.body import decode
 from octavo.server.api.left_out import SEARCH_TOOLS
@@ -13,7 +13,7 @@ from octavo.server.api.prompt_tokens import Reading
 from octavo.server.api.sampling import Defaults, chat_params
 from octavo.server.api.structs import ChatRequest, JsonObject, JsonSchema, ResponseFormat
 from octavo.server.api.toolbox import rendered, toolbox_of
-from octavo.server.api_errors import ApiError
+from octavo.server.api_errors import ApiError, refused
 from octavo.server.reading.requests import Answered, ChatInput, Materials, check_model
 
 
@@ -52,7 +52,7 @@ def _with_thread(fields: CountRequest, left_out: tuple[str, ...]) -> tuple[str, 
         return left_out
     if fields.thread.type == "continue":
         text = "thread: this server keeps no messages, so there is none to go on with; send all of them"
-        raise ApiError(404, text, param="thread", code="thread_not_found")
+        raise ApiError(404, text, param="thread", code=NO_THREAD)
     return (*left_out, "thread")
 
 
@@ -90,12 +90,14 @@ def _messages(fields: CountRequest, blocks: BlockReader) -> list[JsonObject]:
     messages: list[JsonObject] = []
     if fields.system is not None and fields.system != []:
         messages.append({"role": "system", "content": blocks.text(fields.system, "system", "system")})
+    if fields.messages[0].role == "system":
+        raise refused(
+            "messages[0].role", "must not be system: what comes before all turns is the field system"
+        )
     last_user = max((i for i, message in enumerate(fields.messages) if message.role == "user"), default=-1)
     for index, message in enumerate(fields.messages):
         if message.clear_at != "next_user_message" or index > last_user:
             messages += blocks.turns(message, f"messages[{index}]")
-    if not messages:
-        raise ApiError(400, "messages: expected one that the model reads, got none", param="messages")
     return messages
 
 

@@ -49,13 +49,8 @@ def event(kind: str, **fields: Any) -> bytes:
     return named_event(kind, {"type": kind, **fields})
 
 
-def block_events(events: Iterable[ResponseEvent], *, hides: bool) -> bytes:
-    """Translate events of /v1/responses to events of the same blocks.
-
-    Args:
-        events: those of an answer.
-        hides: thinking is only in its signature.
-    """
+def block_events(events: Iterable[ResponseEvent], *, hides: bool = False) -> bytes:
+    """Translate events of /v1/responses to events of the same blocks; `hides`: thinking is in signatures."""
     written = []
     for found in events:
         tell = partial(event, index=found.output_index)
@@ -66,26 +61,23 @@ def block_events(events: Iterable[ResponseEvent], *, hides: bool) -> bytes:
         elif found.type == "response.output_item.added":
             written.append(tell("content_block_start", content_block=_block(found.item, is_open=True)))
         elif found.type == "response.output_item.done":
-            block = _block(found.item, hides=hides)
-            if isinstance(block, ThinkingBlock):
-                delta = {"type": "signature_delta", "signature": block.signature}
+            if isinstance(found.item, ReasoningItem):
+                signature = signed(found.item.content[0].text, carries=hides)
+                delta = {"type": "signature_delta", "signature": signature}
                 written.append(tell("content_block_delta", delta=delta))
             written.append(tell("content_block_stop"))
     return b"".join(written)
 
 
-def blocks_of(items: Iterable[OutputItem], *, hides: bool) -> list[TextBlock | ThinkingBlock | ToolUseBlock]:
-    """Return a whole answer's items as blocks; as `block_events`."""
+def blocks_of(
+    items: Iterable[OutputItem], *, hides: bool = False
+) -> list[TextBlock | ThinkingBlock | ToolUseBlock]:
+    """Return a whole answer's items as blocks."""
     return [_block(item, hides=hides) for item in items]
 
 
-def ending(completion: CompletionOutput, items: Iterable[OutputItem], max_tokens: int) -> Ending:
-    """Return why an answer ended.
-
-    Args:
-        completion: the answer.
-        items: its parts.
-        max_tokens: as many as it was allowed.
+def ending(completion: CompletionOutput, items: Iterable[OutputItem], max_tokens: int = 0) -> Ending:
+    """Return why an answer of at most `max_tokens` ended.
 
     Raises:
         NotReadyError: the server is stopping and has aborted the answer.

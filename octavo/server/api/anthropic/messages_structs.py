@@ -18,10 +18,10 @@ _TYPES = {
     500: "api_error",
     503: "overloaded_error",
 }
-# Anthropic's own status for a server that takes no requests now; agents wait longer after it.
-_OVERLOADED = 529
-# Codes that a client of Anthropic's acts on: it sends the whole conversation again.
-_CODES_READ = frozenset({"thread_not_found"})
+OVERLOADED = 529
+"""Anthropic's status for a server that takes no requests now."""
+# Anthropic's client acts on this code: it sends the whole conversation again.
+NO_THREAD = "thread_not_found"
 
 
 class Block(Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True, tag_field="type"):
@@ -58,14 +58,6 @@ class ToolResultBlock(Block, tag="tool_result"):
     is_error: bool = False
 
 
-class ServerResultBlock(Block, tag="server_tool_result"):
-    """The result of a call that a server ran: any block whose type ends in _tool_result."""
-
-    tool_use_id: str
-    content: Any = ""
-    is_error: bool = False
-
-
 class ToolReferenceBlock(Block, tag="tool_reference"):
     """A tool that a search has found."""
 
@@ -93,24 +85,20 @@ AnyBlock = (
     | ThinkingBlock
     | ToolUseBlock
     | ToolResultBlock
-    | ServerResultBlock
     | ToolReferenceBlock
     | DocumentBlock
     | SearchResultBlock
 )
+Effort = Literal["low", "medium", "high", "xhigh", "max"]
 
 
 def part(found: Mapping[str, object], kind: Any, where: str) -> Any:
-    """Return a block or a tool; an error of it names its place.
-
-    Args:
-        found: it, decoded. Clients send back what they received, with null for missing fields.
-        kind: what it is to become.
-        where: its place in the body.
+    """Return a block or a tool of a kind; an error of it names its place in the body.
 
     Raises:
         ApiError: a field is missing, unknown or of a wrong type.
     """
+    # Clients send back what they received, with null for missing fields.
     try:
         return msgspec.convert({name: value for name, value in found.items() if value is not None}, kind)
     except msgspec.ValidationError as error:
@@ -124,43 +112,30 @@ class JsonFormat(Struct, forbid_unknown_fields=True, kw_only=True):
     schema: JsonObject
 
 
-class OutputConfig(Struct, forbid_unknown_fields=True, kw_only=True):
+class TurnConfig(Struct, forbid_unknown_fields=True, kw_only=True):
+    """How hard the model is to reason."""
+
+    effort: Effort | None = None
+
+
+class OutputConfig(TurnConfig, forbid_unknown_fields=True, kw_only=True):
     """How hard the model is to reason, and the form of its answer."""
 
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: JsonFormat | None = None
 
 
-class TurnConfig(Struct, forbid_unknown_fields=True, kw_only=True):
-    """How hard the model is to reason from a message on."""
-
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-
-
 class MessageParam(Struct, forbid_unknown_fields=True, kw_only=True):
-    """One turn of a conversation.
-
-    Attributes:
-        content: a text, or blocks, which are read one by one (`part`). The assistant may have said nothing.
-        clear_at: next_user_message: a later message of the user's takes this one away.
-        output_config: from here on.
-    """
+    """One turn of a conversation; a later message of the user's may clear the system's."""
 
     role: Literal["user", "assistant", "system"]
+    # Blocks are read one by one (`part`). The assistant may have said nothing.
     content: str | Annotated[list[JsonObject], Meta(max_length=MAX_MESSAGES)]
     clear_at: Literal["next_user_message", "never"] | None = None
     output_config: TurnConfig | None = None
 
 
 class ToolParam(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A tool that may be called.
-
-    Attributes:
-        input_schema: of its arguments; tools of Anthropic's own types have none.
-        type: custom, or a type whose schema Anthropic has published (messages_tools.py).
-        input_examples: arguments as they may be.
-        defer_loading: shown where a block refers to it, not among the tools.
-    """
+    """A tool that may be called. One of a type of Anthropic's has no schema (messages_tools.py)."""
 
     name: FunctionName
     input_schema: JsonObject | None = None
@@ -180,18 +155,14 @@ class ToolChoiceParam(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ThinkingParam(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Whether the model reasons first, if its chat template can choose.
-
-    Attributes:
-        display: omitted: blocks of thinking hold only a signature.
-    """
+    """Whether the model reasons first, if its chat template can choose, and whether that is shown."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     display: Literal["summarized", "omitted"] | None = None
 
 
 class ThreadParam(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Whether the server is to keep the conversation, or to go on with one that it has kept."""
+    """Asks the server to keep the conversation, or to go on with one that it has kept."""
 
     type: Literal["create", "continue"]
     previous_message_id: str | None = None
@@ -281,15 +252,15 @@ def error_body(error: ApiError) -> bytes:
     """Return an error as a body."""
     kind = _TYPES.get(error.status, "invalid_request_error")
     detail = error.detail
-    details = {"error_code": detail.code} if detail.code in _CODES_READ else None
+    details = {"error_code": NO_THREAD} if detail.code == NO_THREAD else None
     return msgspec.json.encode(
         MessagesErrorBody(error=MessagesError(type=kind, message=detail.message, details=details))
     )
 
 
-def status_of(error: ApiError) -> int:
+def anthropic_status(error: ApiError) -> int:
     """Return an error's status by Anthropic's list."""
-    return _OVERLOADED if error.status == 503 else error.status
+    return OVERLOADED if error.status == 503 else error.status
 
 
 def error_event(error: ApiError) -> bytes:

@@ -1,74 +1,34 @@
 """The tools of /v1/messages as functions: the client's own, and those whose schemas are Anthropic's."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from octavo.server.api.anthropic.messages_structs import ToolChoiceParam, ToolParam, part
 from octavo.server.api.structs import FunctionChoice, FunctionTool, JsonObject, NamedTool, Tool, ToolChoice
+from octavo.server.api.tools.tool_choice import function_tool
 from octavo.server.api_errors import refused
 from octavo.tokenizer.messages import encoded
 
-_MAY_BE_CALLED = "The tool {} can be called"
-
-
-def _object(required: str, commands: str = "", **properties: JsonObject) -> JsonObject:
-    """Return a schema of arguments, of which the first may be one of several commands."""
-    command: dict[str, Any] = {"type": "string"}
-    if commands:
-        command["enum"] = commands.split()
-    return {
-        "type": "object",
-        "properties": {"command": command, **properties},
-        "required": required.split(),
-        "additionalProperties": False,
-    }
-
-
-_TEXT, _LINE = {"type": "string"}, {"type": "integer"}
-_FILES: dict[str, JsonObject] = {
-    "path": _TEXT,
-    "file_text": _TEXT,
-    "old_str": _TEXT,
-    "new_str": _TEXT,
-    "insert_line": _LINE,
-    "insert_text": _TEXT,
-    "view_range": {"type": "array", "items": _LINE},
-}
 _EDITOR = (
     "view shows a file, view_range of its lines, or a folder. create writes file_text. str_replace puts "
-    "new_str for old_str, which must occur once. insert puts {} after insert_line. "
+    "new_str for old_str, which must occur once. insert puts {} after insert_line."
 )
-# Tools that a client runs: how their types begin, what a model is told of them, and the schema.
-# Source: platform.claude.com, "Bash tool", "Text editor tool" and "Memory tool".
-_PUBLISHED: tuple[tuple[tuple[str, ...], str, JsonObject], ...] = (
+_FILES = "path file_text old_str new_str insert_text insert_line:integer view_range:array"
+_OLD, _NEW = _EDITOR.format("new_str"), _EDITOR.format("insert_text")
+_OLD_EDITS, _EDITS = "view create str_replace insert undo_edit", "view create str_replace insert"
+# Tools that a client runs: how their types begin, required arguments, commands, other arguments, and what a
+# model is told. Source: platform.claude.com, "Bash tool", "Text editor tool" and "Memory tool".
+_PUBLISHED = (
     (
-        ("bash_",),
-        "Runs a command in a shell that stays open between calls. restart opens a new one.",
-        _object("command", restart={"type": "boolean"}),
+        "bash_",
+        "command",
+        "",
+        "restart:boolean",
+        "Runs a command in a shell, which stays open until a restart.",
     ),
-    (
-        ("text_editor_2024", "text_editor_202501"),
-        _EDITOR.format("new_str") + "undo_edit takes a file's last edit back.",
-        _object("command path", "view create str_replace insert undo_edit", **_FILES),
-    ),
-    (
-        ("text_editor_",),
-        _EDITOR.format("insert_text"),
-        _object("command path", "view create str_replace insert", **_FILES),
-    ),
-    (
-        ("memory_",),
-        "Keeps notes below /memories, for later conversations too. "
-        + _EDITOR.format("insert_text")
-        + "delete removes path. rename moves old_path to new_path.",
-        _object(
-            "command",
-            "view create str_replace insert delete rename",
-            old_path=_TEXT,
-            new_path=_TEXT,
-            **_FILES,
-        ),
-    ),
+    ("text_editor_2024", "command path", _OLD_EDITS, _FILES, _OLD),
+    ("text_editor_202501", "command path", _OLD_EDITS, _FILES, _OLD),
+    ("text_editor_", "command path", _EDITS, _FILES, _NEW),
+    ("memory_", "command", f"{_EDITS} delete rename", f"{_FILES} old_path new_path", f"Keeps notes. {_NEW}"),
 )
 
 
@@ -85,20 +45,6 @@ def tools_of(found: Sequence[JsonObject], *, defers: bool) -> list[Tool]:
     return [_tool(tool, f"tools[{index}]", defers=defers) for index, tool in enumerate(found)]
 
 
-def descriptions_of(tools: Sequence[Tool]) -> dict[str, str]:
-    """Return what is said of each deferred tool where a block refers to it, by name."""
-    later = [tool.function for tool in tools if tool.function.defer_loading]
-    return {
-        function.name: f"{_MAY_BE_CALLED.format(function.name)}: {_definition(function)}"
-        for function in later
-    }
-
-
-def _definition(function: FunctionTool) -> str:
-    found = {"name": function.name, "description": function.description, "parameters": function.parameters}
-    return encoded({name: value for name, value in found.items() if value}).decode()
-
-
 def _tool(found: JsonObject, where: str, *, defers: bool) -> Tool:
     kind = found.get("type")
     about = None if kind in (None, "custom") else _published(kind, f"{where}.type")
@@ -106,12 +52,10 @@ def _tool(found: JsonObject, where: str, *, defers: bool) -> Tool:
     description, schema = about or (tool.description, tool.input_schema)
     if schema is None:
         raise refused(f"{where}.input_schema", "is missing: expected a JSON schema of the tool's arguments")
-    if tool.input_examples:
-        schema = {**schema, "examples": tool.input_examples}
     function = FunctionTool(
         name=tool.name,
         description=description,
-        parameters=schema,
+        parameters={**schema, "examples": tool.input_examples} if tool.input_examples else schema,
         strict=tool.strict,
         defer_loading=True if defers and tool.defer_loading else None,
     )
@@ -119,14 +63,30 @@ def _tool(found: JsonObject, where: str, *, defers: bool) -> Tool:
 
 
 def _published(kind: object, where: str) -> tuple[str, JsonObject]:
-    for begins, about, schema in _PUBLISHED:
-        if isinstance(kind, str) and kind.startswith(begins):
-            return about.strip(), schema
-    raise refused(
-        where,
-        f"{kind!r:.100} is not supported: expected custom, bash_*, text_editor_*, memory_*, or a tool that "
-        "Anthropic's servers run, which is left out",
-    )
+    """Return what a model is told of a type of tools, and the schema of their arguments."""
+    for begin, required, commands, others, about in _PUBLISHED:
+        if isinstance(kind, str) and kind.startswith(begin):
+            named = (entry.partition(":") for entry in others.split())
+            properties: JsonObject = {name: {"type": of or "string"} for name, _, of in named}
+            command = {"type": "string", **({"enum": commands.split()} if commands else {})}
+            properties = {"command": command, **properties}
+            return about, {"type": "object", "properties": properties, "required": required.split()}
+    known = "custom, bash_*, text_editor_*, memory_*, or a tool of Anthropic's servers, which is left out"
+    raise refused(where, f"{kind!r:.100} is not supported: expected {known}")
+
+
+def descriptions_of(tools: Sequence[Tool]) -> dict[str, str]:
+    """Return what is said of each deferred tool where a block refers to it, by name."""
+    found = {}
+    for function in (one for one in map(function_tool, tools) if one.defer_loading):
+        parts = {
+            "name": function.name,
+            "description": function.description,
+            "parameters": function.parameters,
+        }
+        written = encoded({name: value for name, value in parts.items() if value}).decode()
+        found[function.name] = f"The tool {function.name} can be called: {written}"
+    return found
 
 
 def choice_of(choice: ToolChoiceParam) -> ToolChoice:

@@ -2,26 +2,31 @@
 
 from typing import Any
 
+from msgspec import ValidationError, convert, structs
+
 from octavo.sampling_params import SamplingParams, StructuredOutput
+from octavo.server.api.anthropic.signature import carried
 from octavo.server.api.body import decode
-from octavo.server.api.responses.response_structs import (
-    NamedResponseTool,
-    ResponsesRequest,
-    ResponseTool,
-    TextFormat,
-)
+from octavo.server.api.responses.response_structs import AnyTool, ResponsesRequest, TextFormat
+from octavo.server.api.responses.response_tools import chat_choice, chat_tools, flat_name
 from octavo.server.api.sampling import Defaults
-from octavo.server.api.structs import ChatRequest, FunctionChoice, FunctionTool, NamedTool, Tool, ToolChoice
+from octavo.server.api.structs import MAX_TOOLS, ChatRequest
 from octavo.server.api_errors import ApiError, refused
 from octavo.server.reading.requests import ChatInput
 
-_PARTS = ("input_text", "output_text", "text", "reasoning_text")
+_TOOLS = "additional_tools"
+_SEALED = "reasoning.encrypted_content"
+_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+_COMMON = frozenset({"type", "id", "status"})
+_CALL = _COMMON | {"call_id", "name", "namespace"}
 _KNOWN = {
-    "message": {"type", "id", "status", "role", "content"},
+    "message": _COMMON | {"role", "content"},
     # OpenAI's client adds what it has parsed.
-    "function_call": {"type", "id", "status", "call_id", "name", "arguments", "parsed_arguments"},
-    "function_call_output": {"type", "id", "status", "call_id", "output"},
-    "reasoning": {"type", "id", "status", "content", "summary"},
+    "function_call": _CALL | {"arguments", "parsed_arguments"},
+    "custom_tool_call": _CALL | {"input"},
+    "function_call_output": _CALL | {"output"},
+    "custom_tool_call_output": _CALL | {"output"},
+    "reasoning": _COMMON | {"content", "summary", "encrypted_content"},
 }
 
 
@@ -42,7 +47,32 @@ def parse_response(body: bytes, defaults: Defaults) -> ChatInput:
         if getattr(fields, name) is not None:
             options[name] = getattr(fields, name)
     params = SamplingParams(**options, structured=_structured(format_of(fields)))
+    if fields.include and set(fields.include) != {_SEALED}:
+        raise refused("include", f"may hold {_SEALED}, got {str(fields.include)[:200]}")
+    fields = _with_all_tools(fields)
     return ChatInput(fields, chat_of(fields), params, left_out)
+
+
+def _with_all_tools(fields: ResponsesRequest) -> ResponsesRequest:
+    """Return a request whose tools are those of its items, too."""
+    if isinstance(fields.input, str) or not any(item.get("type") == _TOOLS for item in fields.input):
+        return fields
+    tools, items = [*(fields.tools or ())], []
+    for index, item in enumerate(fields.input):
+        if item.get("type") == _TOOLS:
+            tools += _tools(item.get("tools"), f"input[{index}].tools")
+        else:
+            items.append(item)
+    if len(tools) > MAX_TOOLS:
+        raise refused("tools", f"must be at most {MAX_TOOLS}, got {len(tools)}")
+    return structs.replace(fields, tools=tools, input=items)
+
+
+def _tools(tools: object, where: str) -> list[AnyTool]:
+    try:
+        return convert(tools, list[AnyTool])
+    except ValidationError as error:
+        raise ApiError(400, f"{where}: {error}", param=where) from error
 
 
 def format_of(fields: ResponsesRequest) -> TextFormat:
@@ -73,16 +103,11 @@ def chat_of(fields: ResponsesRequest) -> ChatRequest:
     else:
         for index, item in enumerate(fields.input):
             _add(messages, item, f"input[{index}]")
-    choice = fields.tool_choice
-    named: ToolChoice | None = (
-        NamedTool(type="function", function=FunctionChoice(name=choice.name))
-        if isinstance(choice, NamedResponseTool)
-        else choice
-    )
     return ChatRequest(
-        messages=messages,
-        tools=[_tool(tool) for tool in fields.tools or ()],
-        tool_choice=named,
+        # A client that only asks whether somebody is there may send no items.
+        messages=messages or [{"role": "user", "content": ""}],
+        tools=chat_tools(fields.tools or ()),
+        tool_choice=chat_choice(fields),
         parallel_tool_calls=fields.parallel_tool_calls,
         reasoning=fields.reasoning,
         cache_salt=fields.cache_salt,
@@ -90,21 +115,36 @@ def chat_of(fields: ResponsesRequest) -> ChatRequest:
     )
 
 
-def _tool(tool: ResponseTool) -> Tool:
-    function = FunctionTool(
-        name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
-    )
-    return Tool(type="function", function=function)
-
-
 def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> None:
     """Add an item. Reasoning, text and calls of one turn become one message of the assistant."""
     item = {name: value for name, value in item.items() if value is not None}
+    kind = _checked_kind(item, where)
+    if kind.endswith("_output"):
+        output = _content(item.get("output"), f"{where}.output")
+        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
+    elif kind in ("function_call", "custom_tool_call"):
+        calls = _turn(messages, calls=True).setdefault("tool_calls", [])
+        calls.append(_call(item, where, is_custom=kind == "custom_tool_call"))
+    elif kind == "reasoning":
+        _think(messages, item, where)
+    elif item.get("role") == "assistant":
+        _say(messages, _content(item.get("content", ""), f"{where}.content"))
+    else:
+        messages.append(
+            {"role": item.get("role"), "content": _content(item.get("content"), f"{where}.content")}
+        )
+
+
+def _checked_kind(item: dict[str, Any], where: str) -> str:
+    """Return an item's type; its fields are known then, and those that are always texts are texts."""
     kind = item.get("type", "message")
+    if kind == "item_reference":
+        text = f"{where}: no item is stored here by the id {str(item.get('id'))[:200]!r}; send the item"
+        raise ApiError(400, text, param=where, code="item_not_found")
     if not isinstance(kind, str) or kind not in _KNOWN:
         text = f"{where}.type: expected one of {', '.join(_KNOWN)}, got {kind!r}"
         raise ApiError(400, text[:400], param=f"{where}.type")
-    for name in ("role", "call_id", "name", "arguments"):
+    for name in ("role", "call_id", "name", "namespace", "arguments", "input", "encrypted_content"):
         if not isinstance(item.get(name, ""), str):
             text = f"{where}.{name}: expected a string, got {type(item[name]).__name__}"
             raise ApiError(400, text, param=f"{where}.{name}")
@@ -113,25 +153,27 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> No
     unknown = sorted(name for name in item if name not in _KNOWN[kind])
     if unknown:
         raise ApiError(400, f"{where}: unknown field {unknown[0]!r}", param=where, code="unknown_field")
-    if kind == "function_call_output":
-        output = _content(item.get("output"), f"{where}.output")
-        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
-    elif kind == "function_call":
-        function = {"name": item.get("name"), "arguments": item.get("arguments")}
-        call = {"id": item.get("call_id"), "type": "function", "function": function}
-        _turn(messages, calls=True).setdefault("tool_calls", []).append(call)
-    elif kind == "reasoning":
-        parts = _parts(item.get("content", []), f"{where}.content")
-        if parts:
-            turn = _turn(messages)
-            before = [turn["reasoning_content"]] if "reasoning_content" in turn else []
-            turn["reasoning_content"] = "\n".join([*before, *(part["text"] for part in parts)])
-    elif item.get("role") == "assistant":
-        _say(messages, _content(item.get("content", ""), f"{where}.content"))
+    return kind
+
+
+def _call(item: dict[str, Any], where: str, *, is_custom: bool) -> dict[str, Any]:
+    if "name" not in item:
+        raise ApiError(400, f"{where}.name: expected a string, got none", param=f"{where}.name")
+    name = flat_name(item.get("namespace"), item["name"])
+    if is_custom:
+        called = {"custom": {"name": name, "input": item.get("input", "")}, "type": "custom"}
     else:
-        messages.append(
-            {"role": item.get("role"), "content": _content(item.get("content"), f"{where}.content")}
-        )
+        called = {"function": {"name": name, "arguments": item.get("arguments")}, "type": "function"}
+    return {"id": item.get("call_id"), **called}
+
+
+def _think(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> None:
+    """Add reasoning: its text, or what its encrypted_content carries, if that is this server's."""
+    parts = _parts(item.get("content", []), f"{where}.content")
+    text = "\n".join(part["text"] for part in parts) or carried(item.get("encrypted_content", ""))
+    if text:
+        turn = _turn(messages)
+        turn["reasoning_content"] = "\n".join([*filter(None, [turn.get("reasoning_content")]), text])
 
 
 def _turn(messages: list[dict[str, Any]], *, calls: bool = False) -> dict[str, Any]:
@@ -170,6 +212,8 @@ def _parts(parts: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _part(part: object, where: str) -> dict[str, Any]:
+    if isinstance(part, dict) and part.get("type") == "refusal":
+        part = {"type": "text", "text": part.get("refusal")}
     if not isinstance(part, dict) or part.get("type") not in _PARTS:
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         raise ApiError(400, f"{where}: only text is supported, got {kind!r}", param=where)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -18,11 +19,13 @@ from octavo.server.api.responses.response_structs import (
     OutputItem,
     Reason,
     ResponseEvent,
+    ResponseFailure,
     ResponseObject,
     ResponsesRequest,
     ResponseUsage,
     TextOptions,
 )
+from octavo.server.api.responses.response_tools import names_of
 from octavo.server.api.sse import EventWriter, encode, named_event
 from octavo.server.api.toolbox import Toolbox
 from octavo.server.api_errors import ApiError
@@ -46,22 +49,26 @@ async def responses(context: Context, request: Request) -> Response:
         metadata=fields.metadata or {},
         max_output_tokens=fields.max_output_tokens,
         temperature=params.temperature,
+        reasoning=fields.reasoning,
         text=TextOptions(format=format_of(fields)),
         top_p=params.top_p,
         tools=fields.tools or [],
         tool_choice=fields.tool_choice or "auto",
         parallel_tool_calls=fields.parallel_tool_calls is not False,
     )
+    options = {"names": names_of(fields.tools or ()), "seals": bool(fields.include)}
     if fields.stream:
         generation, box = await while_present(request, begin_chat(context, request, found))
-        events = _Events(answer, generation, box)
-        return context.events(events, generation, last=b"", write_error=_error_event)
-    finished = await answer_whole(context, request, found, partial(_whole, answer))
+        events = _Events(answer, generation, box, options)
+        return context.events(events, generation, last=b"", write_error=events.fail)
+    finished = await answer_whole(context, request, found, partial(_whole, answer, options))
     return Response(encode(finished), media_type="application/json")
 
 
-def _whole(answer: ResponseObject, output: RequestOutput, box: Toolbox) -> ResponseObject:
-    return _finished(answer, output, whole_items(box, output.outputs[0], _status(output)))
+def _whole(
+    answer: ResponseObject, options: dict[str, Any], output: RequestOutput, box: Toolbox
+) -> ResponseObject:
+    return _finished(answer, output, whole_items(box, output.outputs[0], _status(output), **options))
 
 
 def _status(output: RequestOutput) -> str:
@@ -89,10 +96,12 @@ def _finished(answer: ResponseObject, output: RequestOutput, items: list[OutputI
 class _Events(EventWriter):
     """Writes a streamed answer as events with numbers."""
 
-    def __init__(self, answer: ResponseObject, generation: Generation, box: Toolbox) -> None:
+    def __init__(
+        self, answer: ResponseObject, generation: Generation, box: Toolbox, options: dict[str, Any]
+    ) -> None:
         self._answer = answer
         self._generation = generation
-        self._reader, self._writer = new_writer(box)
+        self._reader, self._writer = new_writer(box, **options)
         self._number = -1
 
     def begin(self) -> bytes:
@@ -112,6 +121,16 @@ class _Events(EventWriter):
         done = _finished(self._answer, output, writer.items)
         return self._written([*events, ResponseEvent(type=f"response.{done.status}", response=done)])
 
+    def fail(self, error: ApiError) -> bytes:
+        """Return the events of a failure: Codex looks for the first one, OpenAI's client raises on the second."""
+        detail = error.detail
+        failure = ResponseFailure(detail.code or "server_error", detail.message)
+        failed = msgspec.structs.replace(
+            self._answer, status="failed", error=failure, output=self._writer.items
+        )
+        told = ResponseEvent(type="error", code=detail.code, message=detail.message, param=detail.param)
+        return self._written([ResponseEvent(type="response.failed", response=failed), told])
+
     def _written(self, events: Iterable[ResponseEvent]) -> bytes:
         parts = []
         for event in events:
@@ -119,9 +138,3 @@ class _Events(EventWriter):
             event.sequence_number = self._number
             parts.append(named_event(event.type, event))
         return b"".join(parts)
-
-
-def _error_event(error: ApiError) -> bytes:
-    detail = error.detail
-    event = ResponseEvent(type="error", code=detail.code, message=detail.message, param=detail.param)
-    return named_event(event.type, event)

@@ -7,6 +7,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from octavo.server.api.structs import (
     MAX_MESSAGES,
     MAX_TOOLS,
+    FunctionName,
     FunctionTool,
     JsonObject,
     Priority,
@@ -33,17 +34,44 @@ class TextOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     format: TextFormat | None = None
 
 
-class ResponseTool(FunctionTool, forbid_unknown_fields=True, kw_only=True):
+class ResponseTool(FunctionTool, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="function"):
     """A function that may be called."""
 
-    type: Literal["function"]
+
+class TextInput(Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """What a custom tool's text must be; a grammar has its last two fields."""
+
+    type: Literal["text", "grammar"]
+    definition: str | None = None
+    syntax: Literal["lark", "regex"] | None = None
 
 
-class NamedResponseTool(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The tool that must be called."""
+class CustomResponseTool(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="custom"):
+    """A tool that takes a text instead of arguments."""
 
-    type: Literal["function"]
-    name: str
+    name: FunctionName
+    description: str | None = None
+    format: TextInput | None = None
+
+
+class Namespace(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="namespace"):
+    """Tools that have a name in common."""
+
+    name: FunctionName
+    tools: Annotated[list[ResponseTool | CustomResponseTool], Meta(max_length=MAX_TOOLS)]
+    description: str | None = None
+
+
+AnyTool = ResponseTool | CustomResponseTool | Namespace
+
+
+class ResponseToolChoice(Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """The tool that must be called, or of type allowed_tools those that may be, or of which one must."""
+
+    type: Literal["function", "custom", "allowed_tools"]
+    name: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: list[JsonObject] | None = None
 
 
 class ResponsesRequest(RequestBody, forbid_unknown_fields=True, kw_only=True):
@@ -51,7 +79,7 @@ class ResponsesRequest(RequestBody, forbid_unknown_fields=True, kw_only=True):
 
     api: ClassVar[str] = "responses"
 
-    input: str | Annotated[list[JsonObject], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    input: str | Annotated[list[JsonObject], Meta(max_length=MAX_MESSAGES)]
     model: str | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
@@ -60,9 +88,10 @@ class ResponsesRequest(RequestBody, forbid_unknown_fields=True, kw_only=True):
     top_logprobs: int | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
-    tools: Annotated[list[ResponseTool], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedResponseTool | None = None
+    tools: Annotated[list[AnyTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    include: list[str] | None = None
     stream: bool | None = None
     cache_salt: Salt | None = None
     priority: Priority | None = None
@@ -102,6 +131,7 @@ class ReasoningItem(Struct, kw_only=True, tag_field="type", tag="reasoning"):
     status: str
     content: list[ReasoningText]
     summary: list[Any] = []
+    encrypted_content: str | UnsetType = UNSET
 
 
 class FunctionCallItem(Struct, kw_only=True, tag_field="type", tag="function_call"):
@@ -112,9 +142,21 @@ class FunctionCallItem(Struct, kw_only=True, tag_field="type", tag="function_cal
     call_id: str
     name: str
     arguments: str
+    namespace: str | UnsetType = UNSET
 
 
-OutputItem = OutputMessage | ReasoningItem | FunctionCallItem
+class CustomCallItem(Struct, kw_only=True, tag_field="type", tag="custom_tool_call"):
+    """A call of a custom tool."""
+
+    id: str
+    status: str
+    call_id: str
+    name: str
+    input: str
+    namespace: str | UnsetType = UNSET
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCallItem | CustomCallItem
 
 
 class InputDetails(Struct):
@@ -139,6 +181,13 @@ class ResponseUsage(Struct, kw_only=True):
     total_tokens: int
 
 
+class ResponseFailure(Struct):
+    """Why an answer failed."""
+
+    code: str
+    message: str
+
+
 class Reason(Struct):
     """Why an answer is incomplete."""
 
@@ -154,7 +203,7 @@ class ResponseObject(Struct, kw_only=True):
     status: str
     output: list[OutputItem]
     object: Literal["response"] = "response"
-    error: None = None
+    error: ResponseFailure | None = None
     incomplete_details: Reason | None = None
     instructions: str | None = None
     metadata: dict[str, str] = {}
@@ -162,10 +211,11 @@ class ResponseObject(Struct, kw_only=True):
     parallel_tool_calls: bool = True
     previous_response_id: None = None
     store: bool = False
+    reasoning: Reasoning | None = None
     text: TextOptions
     temperature: float | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedResponseTool = "auto"
-    tools: list[ResponseTool] = []
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice = "auto"
+    tools: list[AnyTool] = []
     top_p: float | None = None
     truncation: str = "disabled"
     usage: ResponseUsage | None = None
@@ -185,6 +235,7 @@ class ResponseEvent(Struct, kw_only=True):
     delta: str | UnsetType = UNSET
     text: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
     logprobs: list[Any] | UnsetType = UNSET
     code: str | UnsetType | None = UNSET

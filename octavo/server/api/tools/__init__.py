@@ -1,0 +1,1 @@
+"""The tools that requests give."""

@@ -1,0 +1,64 @@
+"""Custom tools as functions: the text that they take becomes the argument `input`."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from octavo.errors import StructuredOutputError
+from octavo.server.parsing.custom.lark_text import tokens, written
+from octavo.server.parsing.xml_values import END_PARAMETER, PARAMETER
+
+INPUT = "input"
+
+
+class TextParameters(dict[str, Any]):
+    """The schema of a custom tool's arguments.
+
+    Attributes:
+        lark: the grammar of its text, in Lark; None: any text, or one that the schema describes.
+    """
+
+    def __init__(self, syntax: str | None = None, definition: str = "") -> None:
+        """Describe any text, or one by a grammar whose syntax is "regex" or "lark"."""
+        text = {"type": "string"}
+        if syntax == "regex":
+            text["pattern"] = f"^(?:{definition})$"
+        self.lark = definition if syntax == "lark" else None
+        required = {"properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
+        super().__init__({"type": "object", **required})
+
+
+def lark_rules(rule: str, schema: Mapping[str, Any] | None, *, is_xml: bool) -> list[str] | None:
+    """Return rules for the arguments of a tool whose text has a grammar in Lark; None if it has none.
+
+    Raises:
+        StructuredOutputError: the grammar cannot be written for texts within JSON.
+    """
+    if not isinstance(schema, TextParameters) or schema.lark is None:
+        return None
+    _check(schema.lark)
+    around = (f'{{"{INPUT}": "', '"}')
+    if is_xml:
+        around = (f"{PARAMETER}{INPUT}>\n", "\n", f"{END_PARAMETER}\n")
+    begin, *end = map(json.dumps, around)
+    source = written(schema.lark, in_json=not is_xml)
+    return [f"{rule}: {begin} {rule}_text {' '.join(end)}", f"{rule}_text: %lark {{\n{source}\n}}"]
+
+
+def _check(source: str) -> None:
+    """Refuse what could end the block that the grammar is put into."""
+    depth = 0
+    for kind, text in tokens(source):
+        if kind == "other":
+            depth += text.count("{") - text.count("}")
+        if depth < 0:
+            raise StructuredOutputError("the grammar closes a brace that it has not opened")
+
+
+def described(description: str | None, syntax: str | None, definition: str) -> str:
+    """Return a tool's description with the form of its text, which no schema shows to the model."""
+    parts: Sequence[str] = [description] if description else []
+    if syntax is None:
+        return "\n".join([*parts, f"The argument `{INPUT}` is any text."])
+    named = "Lark grammar" if syntax == "lark" else "regular expression"
+    return "\n".join([*parts, f"The argument `{INPUT}` is a text that matches this {named}:", definition])
