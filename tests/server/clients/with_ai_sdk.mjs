@@ -16,8 +16,8 @@ const tools = Object.fromEntries(
   ]),
 );
 
-const loop = (model) => async (prompt, streamed) => {
-  const options = { model, tools, prompt, stopWhen: stepCountIs(9), maxRetries: 0 };
+const loop = (model, settings = {}) => async (prompt, streamed) => {
+  const options = { model, tools, prompt, stopWhen: stepCountIs(9), maxRetries: 0, providerOptions: { openai: settings } };
   if (!streamed) return (await generateText(options)).text;
   const failed = [];
   const result = streamText({ ...options, onError: ({ error }) => failed.push(error) });
@@ -27,7 +27,9 @@ const loop = (model) => async (prompt, streamed) => {
 };
 
 await runJobs({
+  // Without `store: false` the second step names what the server has said before by references.
   responses: loop(openai.responses("octavo")),
+  stateless: loop(openai.responses("octavo"), { store: false, include: ["reasoning.encrypted_content"] }),
   chat: loop(openai.chat("octavo")),
   compatible: loop(compatible("octavo")),
   messages: loop(anthropic("octavo")),

@@ -29,6 +29,8 @@ VARIABLES = {
     "OPENCODE_DISABLE_AUTOUPDATE": "1",
     "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
     "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
+    # It installs a package for plugins in the background; without a registry it goes on.
+    "npm_config_registry": "http://127.0.0.1:9/",
 }
 opencode = [f"{os.environ['OCTAVO_NPM']}/.bin/opencode", "run", "--pure"]
 for job in jobs():
