@@ -164,7 +164,7 @@ def prepared(tools: str, folder: Path) -> tuple[dict[str, list[dict[str, Any]]],
     """Write the files that the tasks begin with.
 
     Args:
-        tools: whose tools the model calls. With a driver's own tools each task is done twice, whole and streamed.
+        tools: whose tools the model calls. With a driver's own each task is done twice, whole and streamed.
         folder: gets a folder for each task.
 
     Returns:

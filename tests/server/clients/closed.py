@@ -60,7 +60,7 @@ def run_closed(
     """
     home.mkdir(exist_ok=True)
     door = Door()
-    proxies = {name: door.url for name in ("http_proxy", "https_proxy", "all_proxy")}
+    proxies = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), door.url)
     proxies |= {name.upper(): url for name, url in proxies.items()}
     local = {"no_proxy": "127.0.0.1,localhost", "NO_PROXY": "127.0.0.1,localhost"}
     plain = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "HOME": str(home)}

@@ -2,8 +2,10 @@
 
     python tests/server/clients/run.py [--environments build/clients] [--only NAME ...] [--save MACHINE]
 
-A client is a file with_NAME.py, which gets the URL of a server and a folder with the tiny model's tokenizer.
-Its last line says what it did; its exit code says whether it worked.
+A client is a file with_NAME.py or .mjs, which gets the URL of a server and a folder: with the tiny model's
+tokenizer, or with the jobs of agents, for whom a scripted model reads files, edits them, runs a check and
+answers. Its last line says what it did; its exit code says whether it worked. An agent fails, too, if a file
+is not what it should be at the end, or if any answer had a status of 400 or more.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A tiny random model for agents: a context of 128k tokens, words as tokens, and a chat template with tools."""
+"""A tiny random model for agents: a context of 128k tokens, words as tokens, a template with tools."""
 
 import json
 from pathlib import Path

@@ -3,9 +3,10 @@
     python tests/server/clients/scripted_server.py --script FILE --port PORT [further flags of octavo serve]
 
 A script is JSON: by a marker that stands in the prompt, the turns of one conversation, each of them
-{"thought": ..., "text": ..., "calls": [{"name": ..., "arguments": {...}}, ...]}. Which turn comes next follows from
-the number of assistant's turns after the marker. Only the choice of tokens is dictated, by a grammar that allows
-one token at a time: prompts, prefix cache, parsers and streams are the engine's and the server's own.
+{"thought": ..., "text": ..., "calls": [{"name": ..., "arguments": {...}}, ...]}. Which turn comes next
+follows from the number of assistant's turns after the marker. Only the choice of tokens is dictated, by a
+grammar that allows one token at a time: prompts, prefix cache, parsers and streams are the engine's and the
+server's own.
 """
 
 import json

@@ -7,10 +7,23 @@ from closed import jobs, run_closed
 
 URL, FOLDER = sys.argv[1], Path(sys.argv[2])
 VARIABLES = {"OPENAI_API_BASE": f"{URL}/v1", "OPENAI_API_KEY": "none", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-OPTIONS = (
-    "--model openai/octavo --edit-format diff --no-git --yes-always --no-show-model-warnings --analytics-disable "
-    "--no-check-update --no-show-release-notes --no-detect-urls --map-tokens 0 --auto-test --test-cmd"
-).split()
+OPTIONS = [
+    "--model",
+    "openai/octavo",
+    "--edit-format",
+    "diff",
+    "--no-git",
+    "--yes-always",
+    "--no-show-model-warnings",
+    "--analytics-disable",
+    "--no-check-update",
+    "--no-show-release-notes",
+    "--no-detect-urls",
+    "--map-tokens",
+    "0",
+    "--auto-test",
+    "--test-cmd",
+]
 aider = [str(Path(sys.executable).parent / "aider"), *OPTIONS, "python3 check.py"]
 # A table of prices would be fetched.
 prices = FOLDER / "home" / ".aider" / "caches" / "model_prices_and_context_window.json"

@@ -1,4 +1,4 @@
-"""Codex, headless: five tasks, with patches by its shell or, with a catalogue of models, by its free-text tool."""
+"""Codex, headless: five tasks, with patches by its shell or, with a catalogue, by its free-text tool."""
 
 import json
 import os
