@@ -135,7 +135,7 @@ def test_what_is_missing_is_said_in_one_line(launch: Callable, tmp_path: Path) -
         ("npm install -g @openai/codex", ("codex",), {}),
         ('one of one, two "é", got three', ("claude", "--served-model-name", "three"), {}),
         ("octavo serve", ("claude",), {"at": "http://127.0.0.1:1"}),
-        ("'codex', 'claude'", ("gemini",), {}),
+        ('"codex", "claude"', ("gemini",), {}),
     ):
         done = launch(*words_given, **options)
         assert done.returncode == 2
