@@ -73,7 +73,7 @@ CLIENTS = (
     Client("continue", "@continuedev/openai-adapters", "npm", tools="own"),
 )
 OPTIONS = ("--num-blocks", "512", "--served-model-name", "octavo")
-SCRIPTED_OPTIONS = ("--num-blocks", "16384", "--access-log")
+SCRIPTED_OPTIONS = ("--num-blocks", "16384", "--access-log", "--response-store-mib", "16")
 TIMEOUT_S = 600
 _VERSION = "import sys, importlib.metadata as m; print(m.version(sys.argv[1]))"
 _BAD_STATUS = re.compile(r"octavo\.server: \S+ \w+ '(\S+)' ([45]\d\d)")
