@@ -13,12 +13,16 @@ from importlib import import_module
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
+    from octavo.engine.decisions import Question
     from octavo.errors import OctavoError
     from octavo.llm import LLM
     from octavo.outputs import (
         CompletionDelta,
         CompletionOutput,
+        DecisionOutput,
         Logprob,
+        PooledOutput,
+        RankedDocument,
         RequestMetrics,
         RequestOutput,
         ScoreOutput,
@@ -31,9 +35,13 @@ __all__ = [
     "LLM",
     "CompletionDelta",
     "CompletionOutput",
+    "DecisionOutput",
     "EngineConfig",
     "Logprob",
     "OctavoError",
+    "PooledOutput",
+    "Question",
+    "RankedDocument",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
@@ -55,6 +63,7 @@ _MODULES = {
     "LLM": "llm",
     "EngineConfig": "config",
     "OctavoError": "errors",
+    "Question": "engine.decisions",
     "SamplingParams": "sampling_params",
     "StructuredOutput": "sampling_params",
 }

@@ -14,6 +14,7 @@ from octavo.errors import ConfigError, refuse_unknown
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
+Task = Literal["auto", "generate", "embed", "rerank"]
 AttentionImpl = Literal["auto", "reference", "torch", "c", "triton"]
 Quantization = Literal["auto", "none", "fp8", "bf16", "int8"]
 KVCacheDType = Literal["auto", "bf16", "fp8"]
@@ -32,6 +33,9 @@ class EngineConfig:
         dtype: type of weights and activations; auto is float32 on a CPU.
         device: "cpu", "cuda", "cuda:1"...; auto takes a GPU when there is one.
         load_format: auto looks at the files; dummy builds seeded random weights from config.json alone.
+        task: what the model is for; auto reads it from the checkpoint. "embed" and "rerank" make a checkpoint
+            that generates text give embeddings, or the relevance of documents as Qwen3-Reranker does;
+            "generate" makes one that embeds generate. See docs/embeddings.md.
         generation_config: where the defaults of temperature, top_p, top_k, min_p and repetition_penalty come
             from: auto is the model's own generation_config.json (general.sampling in a GGUF file), "none"
             keeps neutral values, anything else is a folder with a generation_config.json.
@@ -92,6 +96,7 @@ class EngineConfig:
     dtype: DType = "auto"
     device: str = "auto"
     load_format: LoadFormat = "auto"
+    task: Task = "auto"
     generation_config: str = "auto"
     max_model_len: int | None = None
     block_size: int | None = None

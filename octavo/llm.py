@@ -1,26 +1,29 @@
-"""The offline Python API: `LLM` generates, streams, chats and scores in this process."""
+"""The offline Python API: `LLM` generates, streams, chats, scores, decides and embeds in this process."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial
+from itertools import islice
 from typing import Literal
 
 from octavo.config import EngineConfig
+from octavo.engine.decisions import SCORING, Question, decided, read_input, read_question, score_of
 from octavo.engine.engine import Engine
 from octavo.engine.engine_stats import EngineStats
-from octavo.engine.prompt_reader import Prompt
+from octavo.engine.pooled_calls import PooledCalls
+from octavo.engine.prompt_reader import Prompt, TokenIds, as_prompt_list
 from octavo.engine.shared_engine import Caller, SharedEngine
-from octavo.errors import EngineError, InvalidArgumentError, OctavoError
+from octavo.errors import InvalidArgumentError, OctavoError
 from octavo.garbage import collect_youngest, no_full_collections
 from octavo.llm_arguments import (
     Message,
     as_continuation_list,
     as_conversations,
     as_params_list,
-    as_prompt_list,
+    as_questions,
 )
-from octavo.outputs import CompletionDelta, DeltaReader, RequestOutput, ScoreOutput
+from octavo.outputs import CompletionDelta, DecisionOutput, DeltaReader, RequestOutput, ScoreOutput
 from octavo.progress import progress_bar
 from octavo.sampling_params import CHAT_DEFAULTS, SamplingParams
 
@@ -33,7 +36,7 @@ _MAX_CHAT_TOKENS = 512
 _FIRST_PROMPTS = 64
 
 
-class LLM:
+class LLM(PooledCalls):
     """A model in this process.
 
     Example:
@@ -194,14 +197,44 @@ class LLM:
         continuation_list = as_continuation_list(continuations)
         prefix_ids = self.engine.prompts.read(prefix)
         suffixes = [self.engine.prompts.read_continuation(continuation) for continuation in continuation_list]
-        params = SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0, detokenize=False)
-        with closing(self._shared.caller()) as caller, no_full_collections():
-            add = partial(caller.add, params=params, cache_salt=cache_salt, read_along=False)
-            start = len(prefix_ids.listed)
-            outputs = [add(prefix_ids + suffix, prompt_logprobs_start=start) for suffix in suffixes]
-            for output in outputs:
-                self._wait(output)
-        return [_score(output, suffix.listed) for output, suffix in zip(outputs, suffixes, strict=True)]
+        return self._score([(prefix_ids, suffix) for suffix in suffixes], cache_salt)
+
+    def decide(
+        self,
+        input: str | Sequence[Message],
+        questions: Sequence[str | Question],
+        *,
+        instructions: str | None = None,
+        raw: bool = False,
+        length_normalized: bool = False,
+        cache_salt: str = "",
+    ) -> list[DecisionOutput]:
+        """Answer many questions over one input by the most likely of their choices: see `score`.
+
+        Args:
+            input: a text, which becomes a user's message, or messages of a conversation. Each question is
+                put behind it, in the last message of the user or in a new one, and choices begin the answer.
+            questions: texts, whose choices are yes and no, or Questions.
+            instructions: the text of a system message before the input.
+            raw: the input is a text that questions and choices continue as they are, without a template.
+            length_normalized: compare means of log-probabilities over a choice's tokens, not sums.
+            cache_salt: as in `generate`.
+
+        Raises:
+            PromptError, RequestTooLongError: input, a question or a choice is empty, malformed or too long.
+            ChatTemplateError: the model has no chat template, or it refuses the messages.
+            EngineError: as `score`.
+        """
+        prompts = self.engine.prompts
+        shared = read_input(prompts, input, instructions=instructions, raw=raw)
+        asked = [item if isinstance(item, Question) else Question(item) for item in as_questions(questions)]
+        read = [read_question(prompts, shared, question) for question in asked]
+        pairs = [(shared.token_ids + one.token_ids, choice) for one in read for choice in one.choices]
+        scores = iter(self._score(pairs, cache_salt))
+        return [
+            decided(one.choices, [*islice(scores, len(one.choices))], length_normalized=length_normalized)
+            for one in asked
+        ]
 
     def abort(self, request_id: str) -> None:
         """End a running request; its stream ends with finish_reason "abort"."""
@@ -244,6 +277,19 @@ class LLM:
             if output.error is not None and on_error == "raise":
                 raise output.error
         return outputs
+
+    def _score(self, pairs: Sequence[tuple[TokenIds, TokenIds]], cache_salt: str) -> list[ScoreOutput]:
+        """Score the second of each pair of ids after the first."""
+        with closing(self._shared.caller()) as caller, no_full_collections():
+            add = partial(caller.add, params=SCORING, cache_salt=cache_salt, read_along=False)
+            outputs = [
+                add(before + scored, prompt_logprobs_start=len(before.listed)) for before, scored in pairs
+            ]
+            for output in outputs:
+                self._wait(output)
+        return [
+            score_of(output, len(scored.listed)) for output, (_, scored) in zip(outputs, pairs, strict=True)
+        ]
 
     def _wait(self, output: RequestOutput) -> None:
         self._shared.run_until(lambda: output.finished)
@@ -296,15 +342,3 @@ def _add(
         if on_error == "raise":
             raise
         return RequestOutput("", None, [], [], finished=True, error=error)
-
-
-def _score(output: RequestOutput, suffix: list[int]) -> ScoreOutput:
-    if output.error is not None:
-        raise output.error
-    if output.outputs[0].finish_reason == "abort":
-        raise EngineError("the request for this score was aborted before its log-probabilities were known")
-    assert output.prompt_logprobs is not None
-    entries = output.prompt_logprobs[-len(suffix) :]
-    logprobs = [entry[token_id].logprob for entry, token_id in zip(entries, suffix, strict=True) if entry]
-    total = sum(logprobs)
-    return ScoreOutput(suffix, logprobs, total, total / len(logprobs), output.num_cached_tokens)

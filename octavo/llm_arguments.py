@@ -1,29 +1,14 @@
 """Normalises the arguments of `LLM` to lists: one prompt or many, one set of parameters or one per prompt."""
 
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import TypeVar, cast
 
-from octavo.engine.prompt_reader import Prompt
+from octavo.engine.decisions import Question
 from octavo.errors import InvalidArgumentError, PromptError
 from octavo.sampling_params import SamplingParams
 
 Message = Mapping[str, object]
-
-
-def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return one prompt or several as a list; a list of ids is one prompt.
-
-    Raises:
-        PromptError: it is neither.
-    """
-    # Bytes are one (wrong) prompt, not a list of integers; PromptReader refuses them.
-    if isinstance(prompts, str | Mapping | bytes | bytearray | memoryview):
-        return [cast(Prompt, prompts)]
-    if not isinstance(prompts, Sequence):
-        raise PromptError(f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}")
-    if prompts and all(isinstance(item, int) for item in prompts):
-        return [cast(Prompt, prompts)]
-    return list(cast(Sequence[Prompt], prompts))
+Item = TypeVar("Item")
 
 
 def as_params_list(
@@ -71,9 +56,20 @@ def as_continuation_list(continuations: Sequence[str | Sequence[int]]) -> list[s
     Raises:
         PromptError: `continuations` is one string, or not a list.
     """
-    if not isinstance(continuations, Sequence) or isinstance(
-        continuations, str | bytes | bytearray | memoryview
-    ):
-        got = "one string" if isinstance(continuations, str) else type(continuations).__name__
-        raise PromptError(f"continuations must be a list of texts or token id lists, got {got}")
-    return list(continuations)
+    return _as_list(continuations, "continuations must be a list of texts or token id lists")
+
+
+def as_questions(questions: Sequence[str | Question]) -> list[str | Question]:
+    """Return questions as a list.
+
+    Raises:
+        PromptError: `questions` is one string, or not a list.
+    """
+    return _as_list(questions, "questions must be a list of texts or Questions")
+
+
+def _as_list(given: Sequence[Item], expected: str) -> list[Item]:
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes | bytearray | memoryview):
+        got = "one string" if isinstance(given, str) else type(given).__name__
+        raise PromptError(f"{expected}, got {got}")
+    return list(given)

@@ -3,7 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from octavo.errors import OctavoError
+import numpy as np
+
+from octavo.errors import EngineError, OctavoError
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -97,6 +99,8 @@ class RequestOutput:
         prompt: the text given, None when token ids were given.
         prompt_token_ids: what the model read.
         prompt_logprobs: a {token id: Logprob} per prompt token; None for the first. None if not asked for.
+        pooled: [n] float32, the pooled state or the logits of a model that embeds or classifies, once it is
+            finished; see Pooling.read. Else None.
         outputs: n completions, by index.
         finished: all completions have a finish_reason.
         num_cached_tokens: prompt tokens whose KV came from the prefix cache.
@@ -109,10 +113,24 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    pooled: np.ndarray | None = None
     finished: bool = False
     num_cached_tokens: int = 0
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     error: OctavoError | None = None
+
+    @property
+    def vector(self) -> np.ndarray:
+        """What was pooled of a finished request.
+
+        Raises:
+            OctavoError: what ended it; EngineError: it was aborted.
+        """
+        if self.error is not None:
+            raise self.error
+        if self.pooled is None:
+            raise EngineError("the request was aborted before its prompt was pooled")
+        return self.pooled
 
 
 @dataclass(slots=True)
@@ -232,3 +250,43 @@ class ScoreOutput:
     logprob: float
     normalized_logprob: float
     num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionOutput:
+    """The answer to one question of `LLM.decide`.
+
+    Attributes:
+        choice: the most likely one.
+        probabilities: of each choice among all of the question's: they add up to 1.
+        scores: of each choice after input and question, in their order.
+    """
+
+    choice: str
+    probabilities: dict[str, float]
+    scores: list[ScoreOutput]
+
+
+@dataclass(frozen=True, slots=True)
+class PooledOutput:
+    """What a model that embeds or classifies makes of a prompt.
+
+    Attributes:
+        values: the embedding, or the probability of each label.
+        prompt_token_ids: what the model read.
+        num_cached_tokens: prompt tokens whose KV came from the prefix cache.
+        label: the most likely label; None for an embedding.
+    """
+
+    values: list[float]
+    prompt_token_ids: list[int]
+    num_cached_tokens: int
+    label: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankedDocument:
+    """How well a document answers a query: which of those given, and a probability or a cosine."""
+
+    index: int
+    score: float

@@ -5,8 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from octavo import SamplingParams
+from octavo.engine.prompt_reader import as_prompt_list
 from octavo.errors import InvalidArgumentError, PromptError
-from octavo.llm_arguments import as_continuation_list, as_conversations, as_params_list, as_prompt_list
+from octavo.llm_arguments import as_continuation_list, as_conversations, as_params_list
 
 BYTES = [b"hi", b"", bytearray(b"hi"), memoryview(b"hi")]
 

@@ -14,7 +14,7 @@ _TITLES = (
 GROUPS = {title: Group(title, sort_key=index) for index, title in enumerate(_TITLES.split(", "))}
 
 ENGINE = {
-    "Model": "model load_format dtype quantization max_model_len seed generation_config "
+    "Model": "model task load_format dtype quantization max_model_len seed generation_config "
     "message_control_tokens",
     "Memory and cache": "memory_fraction num_blocks block_size kv_cache_dtype enable_prefix_caching",
     "Scheduling": "max_num_seqs max_num_batched_tokens max_step_ms share_prefixes deterministic",
@@ -30,7 +30,7 @@ SERVER = {
     "queue_timeout_s write_timeout_s sse_keep_alive_s step_deadline_s shutdown_timeout",
     "Restarts": "restart max_restarts restart_window_s",
     "Parallelism": "replicas",
-    "Answers": "tool_call_parser reasoning_parser",
+    "Answers": "tool_call_parser reasoning_parser batch_dir",
     "Logging": "access_log log_format otlp_traces_endpoint",
 }
 STRUCTURED = {"Structured output": "json_schema json_object regex choice grammar"}

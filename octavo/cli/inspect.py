@@ -15,7 +15,7 @@ from octavo.models import (
     SamplingDefaults,
     load_tokenizer,
     num_active_parameters,
-    read_config,
+    read_model,
     read_sampling_defaults,
     resolve_model,
     stored_matrices,
@@ -33,7 +33,7 @@ def run_inspect(
     if model is not None:
         config = replace(config, model=model)
     source = resolve_model(config.model, config.load_format)
-    model_config = ModelConfig.from_hf(read_config(source))
+    model_config = read_model(source, config.task)
     if products or generation is not None:
         print_products(source, config, model_config, generation)
         return

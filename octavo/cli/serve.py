@@ -92,7 +92,9 @@ def _serve(
                 stack.close()
             if news == READY and not is_replica:
                 seconds = time.monotonic() - begun
-                where = f"{gate.context.model} is served at {url_of(server)}"
+                pooling = loop.engine.model_config.pooling
+                does = "is served" if pooling is None else pooling.does
+                where = f"{gate.context.model} {does} at {url_of(server)}"
                 say(f"octavo: {where}, ready after {seconds:.1f} s")
 
         leave_at_once()

@@ -50,7 +50,7 @@ _SENSITIVE = {
     "who reaches the server, and what they see": "host uds insecure allowed_hosts public_metrics api_key "
     "api_key_file ssl_certfile ssl_keyfile",
     "where keys, requests and their times go": "base_url otlp_traces_endpoint",
-    "which files are written": "output_file json_file plot",
+    "which files are written": "output_file json_file plot batch_dir",
     "which code runs": "kernel_cache_dir",
 }
 SENSITIVE = frozenset(name for names in _SENSITIVE.values() for name in names.split())

@@ -20,7 +20,7 @@ from functools import partial
 from octavo.config import EngineConfig
 from octavo.engine.engine_stats import EngineStats
 from octavo.engine.output_processor import OutputProcessor
-from octavo.engine.prompt_reader import Prompt, PromptReader, TokenIds
+from octavo.engine.prompt_reader import POOLED, Prompt, PromptReader, TokenIds
 from octavo.engine.ranks import LeaderRunner, start_ranks
 from octavo.engine.request_maker import REHEARSAL, REHEARSAL_TOKENS, RequestMaker, salt_bytes
 from octavo.engine.runner_setup import log_plan, make_runner, plan_model, read_decoder
@@ -112,6 +112,7 @@ class Engine:
             max_model_len=plan.max_model_len,
             num_kv_tokens=plan.num_kv_tokens,
             message_control_tokens=self.config.message_control_tokens,
+            pooling=self.model_config.pooling,
         )
         own = frozenset() if self.tokenizer is None else self.tokenizer.eos_token_ids
         self._eos_token_ids = self.model_config.eos_token_ids | own
@@ -138,14 +139,19 @@ class Engine:
         self.outputs = OutputProcessor(self.tokenizer)
         self._steps = Steps(self.runner, self.manager, self.scheduler, self.outputs, config.max_step_ms)
         self._in_doubt = False
+        pooling = self.model_config.pooling
         self._maker = RequestMaker(
-            config.seed, plan.max_model_len, self._eos_token_ids, self.model_config.vocab_size
+            config.seed,
+            plan.max_model_len,
+            self._eos_token_ids,
+            self.model_config.vocab_size,
+            pools_all=pooling is not None and pooling.tokens == "mean",
         )
 
     def _rehearse(self) -> None:
         """Answer a request that asks for every option, to set up what first use sets up; then forget it."""
         if min(self.plan.max_model_len, self.plan.num_kv_tokens) >= REHEARSAL_TOKENS:
-            self.add_request([0, 0, 0], REHEARSAL)
+            self.add_request([0, 0, 0], REHEARSAL if self.model_config.pooling is None else POOLED)
             while self.has_unfinished_requests:
                 self.step()
             self.runner.reset()

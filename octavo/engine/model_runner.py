@@ -11,6 +11,7 @@ from octavo.engine.memory import ExecutionPlan
 from octavo.engine.request import Request
 from octavo.engine.sampling.prompt_logprobs import prompt_logprobs
 from octavo.engine.sampling.sampler import SampledToken, Sampler
+from octavo.engine.step.pooled import pooled_parts
 from octavo.engine.step.result import LateWork, PrepareProgress, StepResult
 from octavo.engine.step.scheduled import ScheduledRequest, SchedulerOutput
 from octavo.engine.step.step_input import StepInput, StepInputBuilder
@@ -91,6 +92,8 @@ class ModelRunner:
         self.kv_cache.copy_blocks(step.block_copies)
         step_input = self._inputs.build(step.scheduled)
         hidden = self._forward(step_input)
+        if self.decoder.pooler is not None:
+            return StepResult({}, pooled=pooled_parts(self.decoder, step.scheduled, hidden))
         sampled = self._sample(step.scheduled, hidden, step_input)
         return StepResult(sampled, prompt_logprobs(self.decoder, step.scheduled, hidden))
 

@@ -200,6 +200,7 @@ class OutputProcessor:
             return
         output.num_cached_tokens = leader.num_cached_tokens
         output.error = next((c.request.error for c in group.completions if c.request.error), None)
+        output.pooled = leader.pooled if leader.finish_reason == "stop" else None
         if leader.prompt_logprobs_start is not None:
             output.prompt_logprobs = leader.prompt_logprobs
         output.metrics.finished_s = time.monotonic()

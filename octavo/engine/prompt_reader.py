@@ -7,14 +7,25 @@ import struct
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict, cast
+from typing import Literal, TypedDict, cast
 
 import numpy as np
 
 from octavo.config import MessageControlTokens
-from octavo.errors import ChatTemplateError, PromptError, RequestTooLongError, SamplingParamsError, suggest
+from octavo.errors import (
+    ChatTemplateError,
+    InvalidArgumentError,
+    PromptError,
+    RequestTooLongError,
+    SamplingParamsError,
+    suggest,
+)
+from octavo.pooling import Pooling
 from octavo.sampling_params import SamplingParams
 from octavo.tokenizer import ChatTemplate, ChatText, Tokenizer
+
+POOLED = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+"""Stands for the parameters of a request that is pooled: this object, not one that is equal to it."""
 
 
 class TextPrompt(TypedDict):
@@ -60,6 +71,22 @@ class TokenIds:
 Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
 
 
+def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Return one prompt or several as a list; a list of ids is one prompt.
+
+    Raises:
+        PromptError: it is neither.
+    """
+    # Bytes are one (wrong) prompt, not a list of integers; PromptReader refuses them.
+    if isinstance(prompts, str | Mapping | bytes | bytearray | memoryview):
+        return [cast(Prompt, prompts)]
+    if not isinstance(prompts, Sequence):
+        raise PromptError(f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}")
+    if prompts and all(isinstance(item, int) for item in prompts):
+        return [cast(Prompt, prompts)]
+    return list(cast(Sequence[Prompt], prompts))
+
+
 class PromptReader:
     """Reads and checks prompts and the token ids in sampling parameters for one model."""
 
@@ -71,7 +98,9 @@ class PromptReader:
         max_model_len: int,
         num_kv_tokens: int,
         message_control_tokens: MessageControlTokens = "text",
+        pooling: Pooling | None = None,
     ) -> None:
+        self.pooling = pooling
         self.tokenizer = tokenizer
         self.message_control_tokens: MessageControlTokens = message_control_tokens
         self.vocab_size = vocab_size
@@ -83,18 +112,20 @@ class PromptReader:
         content = _unwrap(prompt)
         return content if isinstance(content, str) else None
 
-    def read(self, prompt: Prompt | TokenIds) -> TokenIds:
-        """Return a prompt's token ids. If it is read already, only its length is checked.
+    def read(self, prompt: Prompt | TokenIds, *, keep: int | None = None) -> TokenIds:
+        """Return a prompt's token ids, or the first `keep`; of one that is read only the length is checked.
 
         Raises:
             PromptError: empty, of the wrong type, or with ids outside the vocabulary.
             RequestTooLongError: longer than the model's context or than the whole KV cache.
         """
         token_ids = prompt if isinstance(prompt, TokenIds) else self._read(_unwrap(prompt))
+        if keep is not None and len(token_ids.listed) > keep:
+            token_ids = TokenIds.of(token_ids.listed[: max(0, keep)])
         if not token_ids.listed:
             text = self.text_of(prompt)
             raise PromptError(f"a prompt must hold at least one token, got {[] if text is None else text!r}")
-        self._check_length(len(token_ids.listed))
+        self.check_length(len(token_ids.listed))
         return token_ids
 
     def read_integers(self, token_ids: TokenIds) -> TokenIds:
@@ -106,13 +137,13 @@ class PromptReader:
         self._check_vocabulary(token_ids)
         return self.read(token_ids)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Tokenize a text.
+    def encode(self, text: str, *, add_special_tokens: bool = True, pair: str | None = None) -> list[int]:
+        """Tokenize a text, or a pair of texts; see Tokenizer.encode.
 
         Raises:
             PromptError: the model has no tokenizer.
         """
-        return self._require_tokenizer().encode(text, add_special_tokens=add_special_tokens)
+        return self._require_tokenizer().encode(text, add_special_tokens=add_special_tokens, pair=pair)
 
     def encode_chat(self, chat: ChatText, *, add_special_tokens: bool = False) -> list[int]:
         """Tokenize a rendered conversation. The template writes the special tokens itself.
@@ -173,7 +204,12 @@ class PromptReader:
 
         Raises:
             SamplingParamsError: an id is outside the vocabulary, or stop strings lack a tokenizer.
+            InvalidArgumentError: the model does not do what they ask for.
         """
+        if params is POOLED:
+            self.pooling_for()
+        else:
+            self.check_generates()
         if not isinstance(params, SamplingParams):
             raise SamplingParamsError(f"expected SamplingParams, got {type(params).__name__}")
         for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
@@ -186,6 +222,30 @@ class PromptReader:
             raise SamplingParamsError(
                 "stop strings need a tokenizer, this model has none; use stop_token_ids"
             )
+
+    def pooling_for(self, task: Literal["embed", "classify"] | None = None) -> Pooling:
+        """Return how the model pools prompts for a task; None: for any.
+
+        Raises:
+            InvalidArgumentError: it generates text, or does something else.
+        """
+        if self.pooling is None:
+            raise InvalidArgumentError(
+                'this model generates text, and neither embeds nor classifies; load it with task="embed", '
+                'with task="rerank", or load a model for that'
+            )
+        if task not in (None, self.pooling.task):
+            raise InvalidArgumentError(f"this model {self.pooling.does} and does not {task}")
+        return self.pooling
+
+    def check_generates(self) -> None:
+        """Check that the model continues prompts.
+
+        Raises:
+            InvalidArgumentError: it pools them.
+        """
+        if self.pooling is not None:
+            raise InvalidArgumentError(f"this model {self.pooling.does} and generates none")
 
     def _read(self, content: object, *, add_special_tokens: bool = True) -> TokenIds:
         """Tokenize a text, or check token ids."""
@@ -224,7 +284,12 @@ class PromptReader:
         token_id = next(token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size)
         return PromptError(f"token ids must be in [0, {self.vocab_size - 1}], got {token_id}")
 
-    def _check_length(self, num_tokens: int) -> None:
+    def check_length(self, num_tokens: int) -> None:
+        """Check the length of a prompt.
+
+        Raises:
+            RequestTooLongError: it is longer than the model's context or than the whole KV cache.
+        """
         if num_tokens >= self.max_model_len:
             raise RequestTooLongError(
                 f"prompt is too long: {num_tokens} tokens > {self.max_model_len - 1} maximum, which "

@@ -5,6 +5,8 @@ import time
 from array import array
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from octavo.engine.sampling.option_table import adjustments, asks_for_filters
 from octavo.engine.structured.matcher import Grammar, Matcher
 from octavo.errors import OctavoError
@@ -45,6 +47,8 @@ class Request:
         is_read_along: somebody reads its tokens as they come, not only once all are there.
         priority: while it waits for its first admission, requests with a higher number are behind it.
         prompt_logprobs_start: first prompt position whose log-probability is wanted, None for none.
+        pools_all: the states of all its tokens are pooled, so none of them may come from the prefix cache.
+        pooled: what steps have pooled so far, if its model embeds or classifies; else None.
         prompt_logprobs: by prompt position, filled as chunks are computed.
         forks: completions that start when this leader's prompt is computed.
         grammar: what its output must be, compiled from params.structured; None: anything.
@@ -68,6 +72,8 @@ class Request:
     priority: int = 0
     grammar: Grammar | None = None
     prompt_logprobs_start: int | None = None
+    pools_all: bool = False
+    pooled: np.ndarray | None = None
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
     forks: list["Request"] = field(default_factory=list)
     status: RequestStatus = RequestStatus.WAITING
@@ -132,7 +138,7 @@ class Request:
         At least one token is always computed, since only computed tokens give logits; wanted prompt
         log-probabilities need the logits from the position before the first of them on.
         """
-        limit = self.num_tokens - 1
+        limit = 0 if self.pools_all else self.num_tokens - 1
         if self.prompt_logprobs_start is not None and self.prompt_logprobs[-1] is None:
             limit = min(limit, self.prompt_logprobs_start - 1)
         return limit

@@ -14,13 +14,12 @@ from octavo.engine.structured.token_masks import TokenMasks
 from octavo.errors import ConfigError
 from octavo.models import (
     Decoder,
-    ModelConfig,
     ModelSource,
     check_kv_scales,
     load_decoder,
     open_weights,
     parameter_shapes,
-    read_config,
+    read_model,
     resolve_model,
     stored_matrices,
 )
@@ -38,7 +37,7 @@ def plan_model(config: EngineConfig, parallel: TensorParallel) -> tuple[ModelSou
         OutOfMemoryError: what the options ask for does not fit.
     """
     source = resolve_model(config.model, config.load_format)
-    model = ModelConfig.from_hf(read_config(source))
+    model = read_model(source, config.task)
     stored = stored_matrices(source, config.load_format)
     return source, plan_execution(config, model, parallel, stored=stored)
 

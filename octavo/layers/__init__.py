@@ -4,7 +4,7 @@ from octavo.gemm.gated import ACTIVATIONS, activate_and_multiply
 from octavo.gemm.make_linear import make_invariant_linear, make_linear, make_quantised_linear
 from octavo.layers.attention import AttentionLayer
 from octavo.layers.block import BlockInput, BlockOutput
-from octavo.layers.embedding import Embedding, LMHead, vocabulary_shard
+from octavo.layers.embedding import Embedding, LMHead, Pooler, vocabulary_shard
 from octavo.layers.feed_forward import FeedForward
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.norm import HeadRMSNorm, RMSNorm, WideQKNorm
@@ -24,6 +24,7 @@ __all__ = [
     "HeadRMSNorm",
     "LMHead",
     "LayerOptions",
+    "Pooler",
     "RMSNorm",
     "RopeConfig",
     "Rotary",

@@ -107,3 +107,17 @@ class LMHead:
         if self._softcap:
             return logits.float().div_(self._softcap).tanh_().mul_(self._softcap)
         return logits if has_triton(logits) else logits.float()
+
+
+class Pooler:
+    """Turns hidden states into what a model that embeds or classifies pools."""
+
+    def __init__(self, norm: Callable[[Tensor], Tensor], linear: Callable[[Tensor], Tensor] | None) -> None:
+        """Keep the last norm, and the logits of labels in float32, if there are any."""
+        self._norm = norm
+        self._linear = linear
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[R, hidden] to float32, [R, hidden] or [R, labels], the same on every rank."""
+        normed = self._norm(hidden).float()
+        return normed if self._linear is None else self._linear(normed).float()

@@ -10,6 +10,7 @@ from octavo.models.parameters import (
     num_parameters,
     parameter_shapes,
 )
+from octavo.models.pooling_config import read_model
 from octavo.models.source import (
     ModelSource,
     load_tokenizer,
@@ -35,6 +36,7 @@ __all__ = [
     "open_weights",
     "parameter_shapes",
     "read_config",
+    "read_model",
     "read_sampling_defaults",
     "resolve_model",
     "stored_matrices",

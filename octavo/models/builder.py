@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from octavo.forms.base import QuantisedWeight
 from octavo.gemm.cpu.block_linear import AnyBlocks, BlockLinear, TiledBlocks, tiled_on_cpu
 from octavo.gemm.cpu.huge_pages import HugePages, return_freed_memory
-from octavo.gemm.linear import Linear
+from octavo.gemm.linear import Linear, PlainLinear
 from octavo.gemm.make_linear import make_invariant_linear, make_linear, make_quantised_linear, stacks_experts
 from octavo.layers import (
     AttentionLayer,
@@ -23,6 +23,7 @@ from octavo.layers import (
     HeadRMSNorm,
     LayerOptions,
     LMHead,
+    Pooler,
     RMSNorm,
     WideQKNorm,
     interleave_halves,
@@ -76,16 +77,39 @@ class Builder:
         config = self._config
         norm = self._norm("model.norm")
         weight = embedding_weight
-        if not config.tie_word_embeddings:
+        if not (config.tie_word_embeddings or config.pooling):
             weight, _ = self._vocabulary_rows("lm_head.weight")
         if isinstance(weight, TiledBlocks):
             linear = BlockLinear([weight])
+        elif config.pooling is not None and self._checkpoint.device.type == "cpu":
+            # Nobody samples from it, so the weight is not packed, which would copy it.
+            linear = PlainLinear(weight, None)
         elif self._deterministic:
             # Always float32: a request for log-probabilities must not change what others sample from.
             linear = make_invariant_linear(weight, dtype=torch.float32)
         else:
             linear = self._linear(weight)
         return LMHead(BlockInput(norm, linear), config.vocab_size, config.final_softcap, self._parallel)
+
+    def pooler(self) -> Pooler | None:
+        """The last norm, and the logits of labels if there are any; None: the network generates text."""
+        pooling, read = self._config.pooling, self._checkpoint.read
+        if pooling is None:
+            return None
+        norm, weight = self._norm("model.norm"), None
+        if pooling.token_ids:
+            head = "model.embed_tokens" if self._config.tie_word_embeddings else "lm_head"
+            parts = [slice(token_id, token_id + 1) for token_id in pooling.token_ids]
+            rows = [read(f"{head}.weight", rows=part, dtype=torch.float32) for part in parts]
+            # The sigmoid of a difference is the softmax of two.
+            weight = rows[1] - rows[0]
+        elif pooling.task == "classify":
+            weight = read("score.weight", dtype=torch.float32)
+        if weight is None:
+            return Pooler(norm, None)
+        return Pooler(
+            norm, make_invariant_linear(weight) if self._deterministic else PlainLinear(weight, None)
+        )
 
     def _norm(self, name: str) -> RMSNorm:
         # With norms of outputs, what outputs return is summed over ranks already.

@@ -14,6 +14,7 @@ from octavo.layers import (
     Embedding,
     FeedForward,
     LMHead,
+    Pooler,
     Rotary,
     make_step,
 )
@@ -93,6 +94,7 @@ class Decoder:
         ropes: config.ropes on the device.
         layers: config.num_layers of them.
         lm_head: last hidden states to logits, the last norm included.
+        pooler: last hidden states to what is pooled; None: the network generates text.
         kv_scales: [num_layers, 2, num_kv_heads] float32, by which a float8 cache divides keys and values; or
             None.
         stack: the layers as one call for CPUs; None: they are called one by one.
@@ -108,6 +110,7 @@ class Decoder:
     ropes: tuple[Rotary, ...]
     layers: tuple[DecoderLayer, ...]
     lm_head: LMHead
+    pooler: Pooler | None = None
     kv_scales: Tensor | None = None
     stack: LayerStack | None = None
     parallel: TensorParallel = TensorParallel()

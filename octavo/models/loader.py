@@ -154,6 +154,7 @@ def load_decoder(
         layers = tuple(builder.layer(index) for index in range(config.num_layers))
         stack = make_stack([(layer.attention, layer.feed_forward) for layer in layers])
         lm_head = builder.lm_head(embedding_weight)
+        pooler = builder.pooler()
     decoder = Decoder(
         config=config,
         num_heads=len(builder.heads.query),
@@ -164,6 +165,7 @@ def load_decoder(
         ropes=_ropes(config, max_model_len or config.max_position_embeddings, device),
         layers=layers,
         lm_head=lm_head,
+        pooler=pooler,
         kv_scales=read_kv_scales(weights, config, builder.heads.kv),
         stack=stack,
         parallel=parallel,

@@ -21,6 +21,7 @@ from octavo.models.families.registry import find_family
 from octavo.models.formats.float4 import Mxfp4Scheme
 from octavo.models.formats.schemes import Scheme, read_scheme
 from octavo.parallel import TensorParallel, shard_whole
+from octavo.pooling import Pooling
 
 _ACTIVATIONS = {
     "silu": "silu",
@@ -92,6 +93,7 @@ class ModelConfig:
         bos_token_id: begin-of-text id, or None.
         eos_token_ids: ids that end a text.
         dtype: type the checkpoint was saved in, or None.
+        pooling: how it embeds or classifies; None: it generates text.
     """
 
     architecture: str
@@ -127,6 +129,7 @@ class ModelConfig:
     bos_token_id: int | None
     eos_token_ids: frozenset[int]
     dtype: str | None
+    pooling: Pooling | None = None
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> "ModelConfig":

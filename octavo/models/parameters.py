@@ -26,7 +26,10 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         layer = _attention_shapes(config) | _block_shapes(config, index) | _norm_shapes(config)
         shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
     shapes["model.norm.weight"] = (config.hidden_size,)
-    if not config.tie_word_embeddings:
+    pooling = config.pooling
+    if pooling is not None and pooling.task == "classify" and not pooling.token_ids:
+        shapes["score.weight"] = (pooling.size, config.hidden_size)
+    if not config.tie_word_embeddings and (pooling is None or pooling.token_ids):
         shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
     return shapes
 

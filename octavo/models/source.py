@@ -24,6 +24,7 @@ from octavo.models.formats.safetensors import SafetensorsWeights
 from octavo.models.formats.schemes import read_scheme
 from octavo.models.model_config import ModelConfig
 from octavo.models.parameters import parameter_shapes, with_own_projections
+from octavo.models.renamed import Place, renamed, renamed_tensors
 from octavo.models.weights import QuantisedSource, WeightSource
 from octavo.tokenizer import Tokenizer
 
@@ -151,8 +152,21 @@ def open_weights(
         return GGUFWeights(source.gguf)
     scheme = read_scheme(read_config(source))
     if scheme is None:
-        return SafetensorsWeights(source.path)
-    return scheme.open(SafetensorsWeights(source.path, any_type=True))
+        weights = SafetensorsWeights(source.path)
+        return renamed(weights, _places(weights))
+    tensors = SafetensorsWeights(source.path, any_type=True)
+    return scheme.open(renamed_tensors(tensors, _places(tensors)))
+
+
+def _places(weights: WeightSource) -> dict[str, Place]:
+    """Return where tensors are. Checkpoints without a head leave out the first part of their names."""
+    names = weights.names()
+    prefix = "model." if "embed_tokens.weight" in names else ""
+    parts = ("embed_tokens.", "layers.", "norm.") if prefix else ("",)
+    return {
+        f"{prefix}{name}" if name.startswith(parts) else name: Place(name=name, shape=weights.shape(name))
+        for name in names
+    }
 
 
 def stored_matrices(source: ModelSource, load_format: LoadFormat = "auto") -> Mapping[str, Storage]:

@@ -76,6 +76,11 @@ class ApiError(Exception):
         return msgspec.json.encode(ErrorBody(self.detail))
 
 
+def ollama_error(error: ApiError) -> bytes:
+    """Return an error in the form of Ollama's API."""
+    return msgspec.json.encode({"error": error.detail.message})
+
+
 def too_many_bodies() -> ApiError:
     """Return the refusal of a body while others take all the room or time there is for reading."""
     return ApiError(
@@ -139,4 +144,6 @@ def broken_stream_event(path: str) -> bytes:
         gone = {"type": "error", "error": {"type": "api_error", "message": _REPLICA_DIED}}
         return b"event: error\ndata: " + msgspec.json.encode(gone) + EVENT_END
     error = ApiError(500, _REPLICA_DIED, type="server_error", code="replica_died")
+    if path.startswith("/api/"):
+        return ollama_error(error) + b"\n"
     return b"data: " + error.body + EVENT_END + b"data: [DONE]" + EVENT_END

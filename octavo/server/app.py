@@ -4,6 +4,7 @@ import logging
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,8 +14,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.server.api import openapi, server_info
 from octavo.server.api.anthropic.messages_route import messages
 from octavo.server.api.anthropic.probes import hello
+from octavo.server.api.batches import batch_routes
+from octavo.server.api.batches.runner import Runner
+from octavo.server.api.batches.store import Store
 from octavo.server.api.chat import chat_completions
 from octavo.server.api.completions import completions
+from octavo.server.api.decisions.decision_route import decisions
+from octavo.server.api.ollama import ollama_info
+from octavo.server.api.ollama.ollama_route import answer as ollama_answer
+from octavo.server.api.ollama.ollama_route import embed
+from octavo.server.api.pooled.pooled_input import POOLED
+from octavo.server.api.pooled.pooled_route import pooled
 from octavo.server.api.responses.kept_routes import KEPT_ROUTES
 from octavo.server.api.responses.response_route import responses
 from octavo.server.api_errors import ApiError, as_api_error
@@ -42,6 +52,8 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/v1/responses", responses),
     ("POST", "/v1/messages", messages),
     ("POST", "/v1/messages/count_tokens", answer),
+    ("POST", "/v1/decisions", decisions),
+    *(("POST", path, pooled) for path in POOLED),
     ("GET", "/api/hello", hello),
     ("GET", "/v1/models", server_info.models),
     ("GET", "/v1/models/{name:path}", server_info.model),
@@ -55,13 +67,29 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("GET", "/version", server_info.version),
     ("GET", "/openapi.json", openapi.document),
     *KEPT_ROUTES,
+    ("POST", "/v1/files", batch_routes.upload),
+    ("GET", "/v1/files", batch_routes.files),
+    ("GET", "/v1/files/{name}", batch_routes.file),
+    ("DELETE", "/v1/files/{name}", batch_routes.delete),
+    ("GET", "/v1/files/{name}/content", batch_routes.content),
+    ("POST", "/v1/batches", batch_routes.create),
+    ("GET", "/v1/batches", batch_routes.batches),
+    ("GET", "/v1/batches/{name}", batch_routes.batch),
+    ("POST", "/v1/batches/{name}/cancel", batch_routes.cancel),
+    ("POST", "/api/chat", ollama_answer),
+    ("POST", "/api/generate", ollama_answer),
+    ("POST", "/api/embed", embed),
+    ("POST", "/api/embeddings", embed),
+    ("GET", "/api/tags", ollama_info.tags),
+    ("GET", "/api/ps", ollama_info.ps),
+    ("GET", "/api/version", ollama_info.version),
+    ("POST", "/api/show", ollama_info.show),
+    *((method, path, ollama_info.refuse) for method, path in ollama_info.REFUSED),
 )
 # How routes of other servers begin, and what to do without them.
 _LACKING = {
-    "/v1/batches": "octavo run-batch answers a file without a server",
     "/v1/messages/batches": "octavo run-batch answers a file without a server",
-    "/v1/embeddings": "this server generates text only",
-    "/api/": "Ollama's API is not served here: use /v1/chat/completions",
+    "/api/": "of Ollama's API, chat, generate, embed, tags, ps, show and version are served",
 }
 # Probes, which come every few seconds.
 _PROBED_PATHS = frozenset({"/health", "/ping", "/ready", "/load", "/metrics"})
@@ -83,7 +111,10 @@ def make_app(loop: EngineLoop, config: ServerConfig, model: str, num_restarts: i
     routes = [Route(path, _bound(endpoint, context), methods=[method]) for method, path, endpoint in ROUTES]
     routes += page_routes(loop)
     posted = {path: endpoint for method, path, endpoint in ROUTES if method == "POST"}
-    return Gate(Router(routes, redirect_slashes=False), posted, context)
+    gate = Gate(Router(routes, redirect_slashes=False), posted, context)
+    if config.batch_dir is not None:
+        context.batches = Runner(Store(Path(config.batch_dir)), gate)
+    return gate
 
 
 def _bound(endpoint: Endpoint, context: Context) -> Callable[[Request], Awaitable[Response]]:
@@ -134,7 +165,9 @@ class Gate:
         trace = None if traces is None else traces.begin(scope, path)
         self.num_open += 1
         try:
-            self._door.check(scope, path, headers)
+            # A line of a batch was let in when the batch came.
+            if "octavo.holder" not in scope:
+                self._door.check(scope, path, headers)
             endpoint = self._posted.get(path) if scope["method"] == "POST" else None
             if endpoint is None:
                 await self._app(scope, body.receive, answer.send)

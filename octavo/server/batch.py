@@ -21,12 +21,11 @@ from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
-from starlette.types import Message, Scope
+from starlette.types import ASGIApp, Message, Scope
 
 from octavo.errors import EngineDeadError, PromptError
 from octavo.json_file import without_mark
 from octavo.progress import Report
-from octavo.server.app import Gate
 from octavo.server.loop.engine_loop import EngineLoop
 
 # Enough to fill any engine's steps.
@@ -50,7 +49,14 @@ class BatchRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
     custom_id: Annotated[str, Meta(min_length=1, max_length=512)]
     method: Literal["POST"] = "POST"
-    url: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+    url: Literal[
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/embeddings",
+        "/v1/score",
+        "/v1/rerank",
+    ]
     body: Raw
 
 
@@ -145,6 +151,17 @@ def _read_line(line: bytes, number: int, seen: set[str]) -> BatchRequest | Batch
     return request
 
 
+def refused_url(request: BatchRequest, endpoint: str) -> BatchLine:
+    """Return the answer to a line that is for another route than its batch."""
+    error = BatchError(code="invalid_request", message=f"url: expected {endpoint}, got {request.url}")
+    return BatchLine(id=_new_id(), custom_id=request.custom_id, error=error)
+
+
+def _with_priority(body: Raw, priority: int) -> bytes:
+    fields = msgspec.json.decode(body, type=dict[str, Raw])
+    return msgspec.json.encode({**fields, "priority": priority})
+
+
 def _refused(line: bytes, number: int, code: str, message: str) -> BatchLine:
     error = BatchError(code=code, message=f"line {number}: {message}", line=number)
     return BatchLine(id=_new_id(), custom_id=_custom_id_of(line), error=error)
@@ -173,7 +190,11 @@ def write_lines(lines: Iterable[BatchRequest | BatchLine], output: Path) -> int:
 
 
 async def answer_all(
-    gate: Gate, loop: EngineLoop, requests: Sequence[BatchRequest | BatchLine], output: Path, report: Report
+    gate: ASGIApp,
+    loop: EngineLoop,
+    requests: Sequence[BatchRequest | BatchLine],
+    output: Path,
+    report: Report,
 ) -> int:
     """Write all answers to a file, each as soon as it is complete; return how many are errors.
 
@@ -196,7 +217,7 @@ async def answer_all(
         if isinstance(request, BatchLine):
             return request
         async with turns:
-            return await _answer(gate, request)
+            return await answer_request(gate, request)
 
     with output.open("wb") as file:
         for coming in asyncio.as_completed([asyncio.ensure_future(answer(request)) for request in requests]):
@@ -210,8 +231,17 @@ async def answer_all(
     return num_failed
 
 
-async def _answer(gate: Gate, request: BatchRequest) -> BatchLine:
-    """Send a request through the gate as a server would."""
+async def answer_request(
+    gate: ASGIApp, request: BatchRequest, holder: str | None = None, priority: int | None = None
+) -> BatchLine:
+    """Send a request through the gate as a server would.
+
+    Args:
+        gate: the application.
+        request: the line.
+        holder: digest of the key that was checked when the line came, empty for none; None: the door checks.
+        priority: of the request, instead of its own.
+    """
     scope: Scope = {
         "type": "http",
         "method": request.method,
@@ -220,7 +250,11 @@ async def _answer(gate: Gate, request: BatchRequest) -> BatchLine:
         "query_string": b"",
         "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
     }
-    incoming = [bytes(request.body)]
+    if holder is not None:
+        known = bytes.fromhex(holder) or None
+        sender = known or b"batch"
+        scope |= {"octavo.holder": known, "octavo.sender": sender, "octavo.request_id": _new_id()}
+    incoming = [bytes(request.body) if priority is None else _with_priority(request.body, priority)]
     sent: list[Message] = []
 
     async def receive() -> Message:

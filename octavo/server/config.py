@@ -69,6 +69,8 @@ class ServerConfig:
         otlp_traces_endpoint: URL of an OpenTelemetry collector, such as http://127.0.0.1:4318/v1/traces, that
             gets a span for each request: never a prompt, never an answer. The server connects to nothing
             else. Needs octavo[otel].
+        batch_dir: a folder for files and batches of clients (/v1/files, /v1/batches); without it there are
+            none. Not with several replicas.
 
     Raises:
         ConfigError: an option is out of range, or a public address would be open to everybody.
@@ -109,6 +111,7 @@ class ServerConfig:
     access_log: bool = False
     log_format: Literal["text", "json"] = "text"
     otlp_traces_endpoint: str | None = None
+    batch_dir: str | None = None
 
     def __post_init__(self) -> None:
         _in_range("port", self.port, 0, 65535)
@@ -127,6 +130,8 @@ class ServerConfig:
             _in_range(name, getattr(self, name), 0, 1e6)
         _one_of("tool_call_parser", self.tool_call_parser, get_args(ToolCallParser))
         _one_of("reasoning_parser", self.reasoning_parser, get_args(ReasoningParser))
+        if self.batch_dir is not None and self.replicas > 1:
+            raise ConfigError("batch_dir needs replicas=1: only one process may run the batches of a folder")
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ConfigError("ssl_certfile and ssl_keyfile must be given together")
         endpoint = self.otlp_traces_endpoint

@@ -6,16 +6,19 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.engine.engine import Engine
-from octavo.engine.prompt_reader import TokenIds
+from octavo.engine.prompt_reader import POOLED, TokenIds
 from octavo.errors import EngineDeadError, NotReadyError
+from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
+from octavo.server.api.pooled import pooled_input
+from octavo.server.api.pooled.pooled_input import PooledInput
 from octavo.server.api.prompt_tokens import Prompts
 from octavo.server.api.responses.response_store import ResponseStore
 from octavo.server.api.sampling import Defaults
@@ -31,7 +34,7 @@ from octavo.server.loop.engine_loop import EngineLoop
 from octavo.server.metrics import Metrics
 from octavo.server.parsing.formats import ModelFormats, formats_of
 from octavo.server.reading.fair_threads import FairThreads
-from octavo.server.reading.forms import Outline, ReadAnswer, ReadChat, ReadTexts, unpacked
+from octavo.server.reading.forms import Outline, ReadAnswer, ReadChat, ReadPooled, ReadTexts, unpacked
 from octavo.server.reading.kinds import ANSWERS, CHATS
 from octavo.server.reading.processes import LONG_BYTES, ReadingProcesses
 from octavo.server.reading.requests import ChatInput, Materials, TextInput
@@ -40,6 +43,9 @@ from octavo.server.tracing import Traces, note_generation
 
 logger = logging.getLogger("octavo.server")
 
+if TYPE_CHECKING:
+    from octavo.server.api.batches.runner import Runner
+
 Found = TypeVar("Found")
 
 # The version of the running package, which need not be installed.
@@ -47,6 +53,8 @@ VERSION: str = importlib.import_module("octavo").__version__
 
 # Rendering and tokenizing release the interpreter's lock.
 _POOL_THREADS = 4
+# Most prompts of a request that wait or are pooled at a time.
+_MOST_POOLED = 256
 
 
 class Context:
@@ -62,6 +70,7 @@ class Context:
         store: keeps answers, or None.
         num_restarts: processes before this one whose engine died.
         traces: makes spans, or None.
+        batches: runs batches, or None if there is no folder for them.
 
     Raises:
         ConfigError: traces need a library that is not installed.
@@ -75,6 +84,7 @@ class Context:
         self.bodies = BodyReader(config)
         self.metrics = Metrics(loop, model, num_restarts)
         self.num_restarts = num_restarts
+        self.batches: Runner | None = None
         most = config.response_store_mib << 20
         self.store = ResponseStore(most, config.response_store_s) if most else None
         endpoint = config.otlp_traces_endpoint
@@ -111,10 +121,13 @@ class Context:
 
         Raises:
             QueueFullError: no request could be queued now.
+            InvalidArgumentError: the model generates no text.
             ApiError, ClientGoneError: as BodyReader.read.
         """
         check = functools.partial(self.loop.check_room, 1)
-        return await self.bodies.read(request.scope, request.receive, before_small=check)
+        body = await self.bodies.read(request.scope, request.receive, before_small=check)
+        self.engine.prompts.check_generates()
+        return body
 
     @property
     def materials(self) -> Materials:
@@ -163,23 +176,64 @@ class Context:
             read.fields, read.params, read.left_out, [unpacked(prompt) for prompt in read.prompts]
         )
 
-    async def answer(self, request: Request) -> Response:
-        """Answer a body by what is read in it (ANSWERS): in the pool, or if it is long in another process.
+    async def read_pooled(self, request: Request) -> PooledInput:
+        """Read a body whose prompts are pooled: in the pool, or if it is long in another process.
 
         Raises:
-            OctavoError, ApiError: as `engine`, as what reads the body, and as BodyReader.read.
+            OctavoError, ApiError: as `engine`, `read_body` and ReadingProcesses.read.
         """
-        path = self.path_of(request)
+        path, check = self.path_of(request), functools.partial(self.loop.check_room, 1)
+        body = await self.bodies.read(request.scope, request.receive, before_small=check)
+        self.engine.prompts.pooling_for()
+        if len(body) <= LONG_BYTES:
+            return await self.run(request, pooled_input.read_body, self.materials, path, body)
+        read = await self._reading.read(request.scope["octavo.sender"], path, body)
+        assert isinstance(read, ReadPooled)
+        fields = msgspec.json.decode(read.fields, type=pooled_input.POOLED[path])
+        return fields, [unpacked(prompt) for prompt in read.prompts], read.left_out
+
+    async def pool(
+        self, prompts: Sequence[TokenIds], *, cache_salt: str, priority: int
+    ) -> list[RequestOutput]:
+        """Pool prompts, as many at a time as the queue holds, and return their outputs in order.
+
+        Raises:
+            OctavoError: as EngineLoop.submit.
+        """
+        outputs: list[RequestOutput] = []
+        left = list(prompts)
+        while left:
+            num_tokens = itertools.accumulate(len(prompt.listed) for prompt in left)
+            fits = sum(1 for total in num_tokens if total <= self.config.max_num_queued_tokens)
+            num = max(1, min(fits, self.config.max_num_queued_reqs, _MOST_POOLED))
+            wave, left = left[:num], left[num:]
+            generation = await self.generate(wave, POOLED, cache_salt=cache_salt, priority=priority)
+            outputs += await generation.finish()
+        return outputs
+
+    async def answer(self, request: Request) -> Response:
+        """Answer a body by what is read in it.
+
+        Raises:
+            OctavoError, ApiError: as `read_apart` and BodyReader.read.
+        """
         body = await self.bodies.read(request.scope, request.receive)
-        if len(body) > LONG_BYTES:
-            _ = self.engine
-            read = await self._reading.read(request.scope["octavo.sender"], path, body)
-            assert isinstance(read, ReadAnswer)
-            answer, left_out = read.body, read.left_out
-        else:
-            answer, left_out = await self.run(request, ANSWERS[path], self.materials, body)
+        answer, left_out = await self.read_apart(request, body)
         note_left_out(request, left_out)
         return Response(answer, media_type="application/json")
+
+    async def read_apart(self, request: Request, body: bytes) -> tuple[bytes, Sequence[str]]:
+        """Return what ANSWERS makes of a body: in the pool, or if it is long in another process.
+
+        Raises:
+            OctavoError, ApiError: as `engine`, and as what reads the body.
+        """
+        path, materials = self.path_of(request), self.materials
+        if len(body) <= LONG_BYTES:
+            return await self.run(request, ANSWERS[path], materials, body)
+        read = await self._reading.read(request.scope["octavo.sender"], path, body)
+        assert isinstance(read, ReadAnswer)
+        return read.body, read.left_out
 
     def path_of(self, request: Request) -> str:
         """Return a request's path without the prefix of all routes."""
@@ -224,9 +278,22 @@ class Context:
             )
 
     async def generate(
-        self, prompts: Sequence[TokenIds], params: SamplingParams, *, cache_salt: str, priority: int
+        self,
+        prompts: Sequence[TokenIds],
+        params: SamplingParams,
+        *,
+        cache_salt: str,
+        priority: int,
+        prompt_logprobs_start: int | None = None,
+        num_shared: int = 0,
     ) -> Generation:
         """Submit prompts: all of them or none.
+
+        Args:
+            prompts: token ids of each.
+            params: how to continue them.
+            cache_salt, priority, prompt_logprobs_start: as in EngineLoop.submit.
+            num_shared: likewise; above 0, the prompts may wait for any time.
 
         Raises:
             OctavoError: as EngineLoop.submit.
@@ -239,14 +306,21 @@ class Context:
             for prompt in prompts:
                 request_id = f"http-{next(self._numbers)}"
                 stream = await self.loop.submit(
-                    prompt, params, request_id=request_id, cache_salt=cache_salt, priority=priority
+                    prompt,
+                    params,
+                    request_id=request_id,
+                    cache_salt=cache_salt,
+                    priority=priority,
+                    read_along=prompt_logprobs_start is None and params is not POOLED,
+                    prompt_logprobs_start=prompt_logprobs_start,
+                    num_shared=num_shared,
                 )
                 generation.streams.append(stream)
         except BaseException:
             generation.abort()
             raise
         note_prompts(prompts, cache_salt)
-        if self.config.queue_timeout_s:
+        if self.config.queue_timeout_s and not num_shared:
             generation.watch_queue(self._queue_deadlines)
         note_generation(generation, params)
         return generation
@@ -265,11 +339,19 @@ class Context:
     def get_ready(self) -> None:
         """Begin to start what long bodies would wait for, once the engine is ready."""
         self._reading.start()
+        if self.batches is not None:
+            self.batches.wake()
+
+    def stop_batches(self) -> None:
+        """Break off the batch that is under way; it goes on when the server starts again. Idempotent."""
+        if self.batches is not None:
+            self.batches.close()
 
     def close(self) -> None:
         """Let the pool's threads and the processes that read end, and send the last spans."""
         self._pool.close()
         self._reading.close()
+        self.stop_batches()
         if self.traces is not None:
             self.traces.close()
 

@@ -67,6 +67,7 @@ async def serve(
         await asyncio.wait((serving, watching, leaving), return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             serving.result()
+        gate.context.stop_batches()
         if leaving.done() and loop.state == "ready":
             await _drain(gate, loop, config.shutdown_timeout)
         elif watching.done():

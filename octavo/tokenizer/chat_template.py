@@ -161,13 +161,10 @@ class ChatTemplate:
             ChatTemplateError: as in `render`; or a role is unknown, the template leaves a turn out, or
                 messages hold a control token that is refused.
         """
-        inputs, mark = _inputs(messages, tools, variables), ""
+        inputs = _inputs(messages, tools, variables)
         roles = self._roles[self._source_for(inputs)]
         roles.check(inputs["messages"])
-        if self._control_tokens is not None and message_control_tokens != "allow":
-            if message_control_tokens == "refuse":
-                self._control_tokens.refuse(inputs)
-            inputs, mark = self._control_tokens.marked(inputs)
+        inputs, mark = self._guarded(inputs, message_control_tokens)
 
         def render(messages: list[dict[str, Any]]) -> str:
             return self._rendered({**inputs, "messages": messages}, add_generation_prompt)
@@ -175,6 +172,26 @@ class ChatTemplate:
         others = {name: value for name, value in inputs.items() if name not in ("messages", "tools")}
         settings = others | {"tools": inputs["tools"] is not None, "prompt": add_generation_prompt}
         return ChatText(roles.rendered(inputs["messages"], render, settings), mark)
+
+    def guarded(self, text: str, message_control_tokens: MessageControlTokens = "text") -> ChatText:
+        """Return a user's text, whose control tokens stay text, for a prompt that no template writes.
+
+        Raises:
+            ChatTemplateError: it holds a control token that is refused.
+        """
+        inputs = {"messages": [{"role": "user", "content": text}]}
+        inputs, mark = self._guarded(inputs, message_control_tokens)
+        return ChatText(inputs["messages"][0]["content"], mark)
+
+    def _guarded(
+        self, inputs: dict[str, Any], message_control_tokens: MessageControlTokens
+    ) -> tuple[dict[str, Any], str]:
+        """Mark or refuse the control tokens in what a template gets; return it with the mark."""
+        if self._control_tokens is None or message_control_tokens == "allow":
+            return inputs, ""
+        if message_control_tokens == "refuse":
+            self._control_tokens.refuse(inputs)
+        return self._control_tokens.marked(inputs)
 
     def _source_for(self, inputs: Mapping[str, Any]) -> str:
         return self.source if inputs["tools"] is None else self.source_with_tools

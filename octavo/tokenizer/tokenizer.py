@@ -73,21 +73,23 @@ class Tokenizer:
         """
         return cls(read_gguf_vocabulary(metadata, name))
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, pair: str | None = None) -> list[int]:
         """Return the token ids of a text; special tokens written in the text become those tokens.
 
         Args:
             text: any string, possibly empty.
             add_special_tokens: add BOS and EOS where the model was trained with them. Pass False for a
                 rendered chat template, which writes its own.
+            pair: a second text behind it, with the special tokens that models of pairs were trained with.
 
         Raises:
             PromptError: `text` is not a string, or holds a lone surrogate.
         """
         try:
-            encoded = self._backend.encode(text, add_special_tokens=add_special_tokens)
+            encoded = self._backend.encode(text, pair, add_special_tokens=add_special_tokens)
         except (TypeError, UnicodeEncodeError) as error:
-            got = "a string with a lone surrogate" if isinstance(text, str) else type(text).__name__
+            is_text = isinstance(text, str) and isinstance(pair, str | None)
+            got = "a string with a lone surrogate" if is_text else type(text).__name__
             raise PromptError(f"expected text as valid Unicode, got {got}") from error
         return self._prefix_ids + encoded.ids + self._suffix_ids if add_special_tokens else encoded.ids
 

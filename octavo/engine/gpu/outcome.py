@@ -8,6 +8,7 @@ from torch import Tensor
 from octavo.engine.request import Request
 from octavo.engine.sampling.sampler import SampledToken
 from octavo.engine.sampling.tops import Tops
+from octavo.engine.step.pooled import Pooled
 from octavo.engine.step.result import PromptLogprobs, StepResult
 from octavo.kernels.copies import to_host
 
@@ -23,6 +24,7 @@ class Outcome:
         places: Sequence[int],
         prompt_logprobs: Sequence[PromptLogprobs],
         stream: torch.cuda.Stream,
+        pooled: Sequence[Pooled] = (),
     ) -> None:
         """Start the copy behind what the current stream has to do.
 
@@ -35,11 +37,13 @@ class Outcome:
             prompt_logprobs: of prompt tokens that the step computed, being copied.
             stream: for the copy. The next step then begins without waiting for it: 15 us, which a copy
                 between two graphs takes.
+            pooled: states that the step has pooled, being copied.
         """
         self._requests = requests
         self._tops = tops
         self._places = places
         self._prompt_logprobs = prompt_logprobs
+        self._pooled = pooled
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             self._token_ids = to_host(token_ids)
@@ -64,4 +68,4 @@ class Outcome:
                 zip(self._requests, self._token_ids.tolist(), strict=True)
             )
         }
-        return StepResult(sampled, self._prompt_logprobs)
+        return StepResult(sampled, self._prompt_logprobs, self._pooled)

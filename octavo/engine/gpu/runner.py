@@ -27,6 +27,7 @@ from octavo.engine.request import Request
 from octavo.engine.sampling.prompt_logprobs import prompt_logprobs
 from octavo.engine.sampling.sampler import Sampler
 from octavo.engine.sampling.tops import ROWS_AT_ONCE, Tops, log_softmax, pack_tops
+from octavo.engine.step.pooled import pooled_parts
 from octavo.engine.step.result import LateWork, PrepareProgress, PromptLogprobs, StepResult
 from octavo.engine.step.scheduled import ScheduledRequest, SchedulerOutput
 from octavo.engine.step.step_input import StepInput, StepInputBuilder
@@ -195,6 +196,10 @@ class GpuRunner:
         """Run a mixed step."""
         step_input = self._inputs.build(scheduled)
         hidden = self._forward(step_input, scheduled)
+        if self.decoder.pooler is not None:
+            pooled = pooled_parts(self.decoder, scheduled, hidden)
+            self._newest = Outcome([], self._buffers.outcome[:0], None, [], [], self._copies, pooled)
+            return self._newest.wait
         chunks = prompt_logprobs(self.decoder, scheduled, hidden)
         sampling = [item for item in scheduled if item.samples]
         requests, ends = [item.request for item in sampling], [item.end for item in sampling]

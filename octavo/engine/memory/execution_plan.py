@@ -56,7 +56,7 @@ def weight_groups(
             storage = rounded
         key = _part_of(name), storage.form, None if storage is plain else storage.kind
         totals[key] = totals.get(key, 0.0) + storage.nbytes(shape)
-    if "lm_head.weight" not in shapes and _EMBEDDING not in kept:
+    if "lm_head.weight" not in shapes and _EMBEDDING not in kept and model.pooling is None:
         copy = None
         if rounded is _INT8:
             copy = _INT8

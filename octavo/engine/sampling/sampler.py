@@ -95,11 +95,15 @@ class SampledToken(NamedTuple):
     @classmethod
     def not_finite(cls) -> "SampledToken":
         """Return the outcome of a row of NaNs or overflows: an error for this request only."""
-        error = EngineError(
-            "the model's logits hold no finite value (NaN or overflow) at this position: the checkpoint "
-            "may be damaged, or dtype too narrow for it (float16 ends at 65,504)"
-        )
-        return cls(-1, error=error)
+        return cls(-1, error=not_finite("the model's logits hold no finite value"))
+
+
+def not_finite(what: str) -> EngineError:
+    """Return the error for NaNs or overflows."""
+    return EngineError(
+        f"{what} (NaN or overflow) at this position: the checkpoint may be damaged, or dtype too narrow for "
+        "it (float16 ends at 65,504)"
+    )
 
 
 class Sampler:

@@ -9,6 +9,7 @@ from octavo.attention.plan.prefix_forest import Sharing
 from octavo.engine.request import Request
 from octavo.engine.sampling.sampler import SampledToken
 from octavo.engine.sampling.tops import Tops
+from octavo.engine.step.pooled import Pooled
 from octavo.engine.step.scheduled import SchedulerOutput
 from octavo.models import Decoder
 
@@ -37,10 +38,12 @@ class StepResult:
     Attributes:
         sampled: one entry per scheduled request whose last token was reached.
         prompt_logprobs: chunks of prompt log-probabilities.
+        pooled: what there is in their place for a model that embeds or classifies.
     """
 
     sampled: dict[Request, SampledToken]
     prompt_logprobs: Sequence[PromptLogprobs] = ()
+    pooled: Sequence[Pooled] = ()
 
 
 class LateWork(NamedTuple):

@@ -14,11 +14,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
+
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.request import Request
-from octavo.engine.sampling.sampler import SampledToken
+from octavo.engine.sampling.sampler import SampledToken, not_finite
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.step.pace import Pace, StepWork
+from octavo.engine.step.pooled import Pooled
 from octavo.engine.step.result import StepResult, StepRunner
 from octavo.engine.step.scheduled import SchedulerOutput
 from octavo.engine.torch_settings import without_default_device
@@ -157,6 +160,9 @@ class Steps:
                 chunk.request.prompt_logprobs[chunk.start + offset] = self._outputs.named(top)
         for item in step.scheduled:
             self._scheduler.commit(item)
+        for part in result.pooled:
+            if not part.request.is_finished:
+                self._pool(part)
         for request, sampled in result.sampled.items():
             if not request.is_finished:
                 self._accept(request, sampled)
@@ -176,6 +182,19 @@ class Steps:
             self.close(request)
         elif request.finish_reason is not None:
             self._retire(request)
+
+    def _pool(self, part: Pooled) -> None:
+        """Add a part of a pooled state, whose last one ends the request."""
+        request, values = part.request, part.values.numpy()
+        request.pooled = values if part.is_first or request.pooled is None else request.pooled + values
+        if not part.is_last:
+            return
+        if request.pools_all:
+            request.pooled = request.pooled / request.num_prompt_tokens
+        request.finish("stop")
+        if not np.isfinite(request.pooled).all():
+            request.fail(not_finite("the pooled state is not finite"))
+        self.close(request)
 
     def _fail_step(self, step: SchedulerOutput, error: Exception) -> None:
         """End a failed step's requests with an error; all others start over.

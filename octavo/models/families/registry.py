@@ -4,6 +4,7 @@ To add a family, add a Family here and, for GGUF files, a GGUFArchitecture in fo
 tensor that no other family has needs its shape in `parameters` and its layer in `builder`.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -57,6 +58,9 @@ _MISSING: Mapping[str, str] = MappingProxyType(
         for name in names.split()
     }
 )
+
+# Names of the same networks with another head, or with none.
+_OTHER_HEAD = re.compile(r"(Text)?(Model|ForSequenceClassification)$")
 
 # How similar a name must be to be suggested: high, because all names end alike.
 _LIKENESS = 0.85
@@ -242,7 +246,9 @@ def find_family(config: Mapping[str, object]) -> Family:
     """
     architectures = config.get("architectures")
     if isinstance(architectures, list) and architectures:
-        return _pick("architecture", architectures[0], lambda family: family.architecture)
+        name = _OTHER_HEAD.sub("ForCausalLM", str(architectures[0]))
+        name = name if name in FAMILIES else architectures[0]
+        return _pick("architecture", name, lambda family: family.architecture)
     return _pick("model_type", config.get("model_type"), lambda family: family.model_type)
 
 

@@ -13,15 +13,24 @@ SEARCH_TOOLS = "tool_search_tool_*"
 
 # Fields | APIs | why. A field is written as a path, in which [] stands for each item of a list.
 _FIELDS = """
-user safety_identifier | chat completions responses | the client's own user; nothing is kept of it
-metadata | chat completions messages | a note to the client itself; nothing is kept of it
+user safety_identifier | chat completions responses pooled decisions |
+    the client's own user; nothing is kept of it
+metadata | chat completions messages pooled | a note to the client itself; nothing is kept of it
 store | chat completions responses | answers are not kept
 service_tier | chat completions responses messages | there is one tier; see the field priority
 speed inference_geo | messages | there is one speed, and one place
 moderation | chat responses | nothing is moderated
-prompt_cache_key prompt_cache_retention prompt_cache_options | chat completions responses |
+prompt_cache_key prompt_cache_retention prompt_cache_options | chat completions responses decisions |
     every prefix is cached
-cache_prompt keep_alive id_slot | chat completions | every prefix is cached, and the model stays loaded
+options.num_ctx options.num_keep truncate shift | ollama | the server was started with its context's length; a
+    prompt that is too long is refused
+options.num_batch options.num_gpu options.main_gpu options.num_thread options.numa options.low_vram
+    options.f16_kv options.logits_all options.vocab_only options.use_mmap options.use_mlock
+    options.embedding_only | ollama | the model is loaded already
+options.mirostat_tau options.mirostat_eta | ollama | they belong to mirostat, which is refused
+cache_prompt id_slot | chat completions | every prefix is cached
+options | ollama_embed | an embedding is not sampled
+keep_alive | chat completions ollama ollama_embed | the model stays loaded
 cache_control messages[].cache_control messages[].content[].cache_control tools[].cache_control |
     chat messages | every prefix is cached
 tools[].function.cache_control | chat | every prefix is cached
@@ -34,9 +43,9 @@ messages[].content[].citations messages[].content[].content[].citations system[]
 messages[].content[].caller messages[].content[].toolset_name messages[].content[].parsed_output | messages |
     the client and other servers note them
 messages[].content[].prompt_cache_breakpoint | chat | every prefix is cached
-input[].phase | responses | templates know no phases
+input[].phase | responses decisions | templates know no phases
 input[].caller | responses | only the client calls tools
-input[].content[].prompt_cache_breakpoint input[].output[].prompt_cache_breakpoint | responses |
+input[].content[].prompt_cache_breakpoint input[].output[].prompt_cache_breakpoint | responses decisions |
     every prefix is cached
 stream_options.include_obfuscation | chat completions | events are not padded
 stream_options | responses | events are not padded

@@ -15,6 +15,9 @@ from octavo.server.api.anthropic.messages_structs import (
     MessagesRequest,
     TokenCount,
 )
+from octavo.server.api.decisions.decision_structs import Decisions, DecisionsRequest
+from octavo.server.api.pooled import pooled_structs as pooled
+from octavo.server.api.pooled.pooled_input import RANKS, SCORES
 from octavo.server.api.responses.response_structs import ResponseObject, ResponsesRequest
 from octavo.server.api_errors import ErrorBody
 from octavo.server.context import VERSION, Context
@@ -35,6 +38,15 @@ _OPERATIONS: tuple[tuple[str, str, str, _Struct | None, _Struct | None, bool], .
     ("post", "/v1/responses", "Answer an input", ResponsesRequest, ResponseObject, True),
     ("post", "/v1/messages", "Answer a conversation", MessagesRequest, Message, True),
     ("post", "/v1/messages/count_tokens", "Count the tokens", CountRequest, TokenCount, False),
+    ("post", "/v1/decisions", "Answer many questions over one input", DecisionsRequest, Decisions, False),
+    ("post", "/v1/embeddings", "Embed texts", pooled.EmbeddingRequest, pooled.PooledList, False),
+    ("post", "/classify", "Classify texts", pooled.ClassifyRequest, pooled.PooledList, False),
+    ("post", "/pooling", "Embed or classify texts", pooled.PoolingRequest, pooled.PooledList, False),
+    *(
+        ("post", path, "Score pairs of texts", pooled.ScoreRequest, pooled.PooledList, False)
+        for path in SCORES
+    ),
+    *(("post", path, "Rank documents", pooled.RerankRequest, pooled.Ranking, False) for path in RANKS),
     ("get", "/v1/models", "List the model", None, server_info.ModelList, False),
     ("get", "/v1/models/{name}", "Describe the model", None, server_info.ModelCard, False),
     ("post", "/tokenize", "Turn text into token ids", tokenize.TokenizeRequest, tokenize.Tokens, False),

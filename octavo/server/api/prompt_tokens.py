@@ -41,25 +41,29 @@ class Reading:
 
 
 class Prompts:
-    """Reads the prompts of one model."""
+    """Reads the prompts of one model.
+
+    Attributes:
+        reader: the engine's reader of prompts.
+    """
 
     def __init__(self, reader: PromptReader) -> None:
-        self._reader = reader
+        self.reader = reader
 
     @property
     def tokenizer(self) -> Tokenizer | None:
         """The model's tokenizer, if it has one."""
-        return self._reader.tokenizer
+        return self.reader.tokenizer
 
     @property
     def max_model_len(self) -> int:
         """Most tokens of a prompt and its continuation."""
-        return self._reader.max_model_len
+        return self.reader.max_model_len
 
     @property
     def vocab_size(self) -> int:
         """Ids that the model knows."""
-        return self._reader.vocab_size
+        return self.reader.vocab_size
 
     def read_all(self, prompt: str | Sequence[str | int | list[int]], reading: Reading) -> list[TokenIds]:
         """Read the prompts of a completion: a text, token ids, or a list of either.
@@ -112,7 +116,7 @@ class Prompts:
             ChatTemplateError: no template, or it refuses the messages.
             ApiError: the flags contradict each other.
         """
-        tokenizer = self._reader.tokenizer
+        tokenizer = self.reader.tokenizer
         template = tokenizer.chat_template if tokenizer else None
         if template is None:
             raise ChatTemplateError("this model has no chat template; use /v1/completions")
@@ -121,7 +125,7 @@ class Prompts:
             template.prompt,
             tools=tools,
             variables=variables,
-            message_control_tokens=self._reader.message_control_tokens,
+            message_control_tokens=self.reader.message_control_tokens,
         )
         plain = list(messages)
         if not continue_final_message:
@@ -145,9 +149,9 @@ class Prompts:
         Raises:
             RequestTooLongError: it is certainly too long.
         """
-        self._check_size(text, reading)
+        self.check_size(text, reading)
         special = reading.add_special_tokens
-        return self._reader.encode(text, add_special_tokens=True if special is None else special)
+        return self.reader.encode(text, add_special_tokens=True if special is None else special)
 
     def encode_chat(self, chat: ChatText, reading: Reading) -> list[int]:
         """Tokenize a rendered conversation, to which nothing is added by default; as `encode`.
@@ -155,19 +159,23 @@ class Prompts:
         Raises:
             RequestTooLongError: it is certainly too long.
         """
-        self._check_size(chat.text, reading)
-        return self._reader.encode_chat(chat, add_special_tokens=bool(reading.add_special_tokens))
+        self.check_size(chat.text, reading)
+        return self.reader.encode_chat(chat, add_special_tokens=bool(reading.add_special_tokens))
 
-    def _check_size(self, text: str, reading: Reading) -> None:
-        """Count tokens part by part until it is clear that there are too many."""
+    def check_size(self, text: str, reading: Reading) -> None:
+        """Count a long text's tokens part by part until it is clear that there are too many.
+
+        Raises:
+            RequestTooLongError: there are.
+        """
         factor = _FAR_TOO_LONG if reading.truncate is None else _FAR_TOO_LONG_TO_TRUNCATE
-        max_model_len = self._reader.max_model_len
+        max_model_len = self.reader.max_model_len
         if len(text) <= max(_PART_CHARS, 4 * max_model_len):
             return
         num_tokens = 0
         for begin in range(0, len(text), _PART_CHARS):
             part = text[begin : begin + _PART_CHARS]
-            num_tokens += len(self._reader.encode(part, add_special_tokens=False))
+            num_tokens += len(self.reader.encode(part, add_special_tokens=False))
             if num_tokens > factor * max_model_len:
                 raise RequestTooLongError(
                     f"prompt is too long: more than {num_tokens} tokens > {max_model_len - 1} maximum"
@@ -175,7 +183,7 @@ class Prompts:
 
     def _read_ids(self, token_ids: list[int], reading: Reading) -> TokenIds:
         if reading.truncate is not None:
-            most = self._reader.max_model_len - 1
+            most = self.reader.max_model_len - 1
             keep = most if reading.truncate == -1 else reading.truncate
             if not 0 < keep <= most:
                 raise refused(
@@ -186,8 +194,8 @@ class Prompts:
             packed = TokenIds.of(token_ids)
         except struct.error:
             # This says which of them is too large.
-            return self._reader.read(token_ids)
-        return self._reader.read_integers(packed)
+            return self.reader.read(token_ids)
+        return self.reader.read_integers(packed)
 
 
 def _kinds(prompt: Sequence[str | int | list[int]]) -> set[type]:

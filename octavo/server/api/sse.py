@@ -18,8 +18,8 @@ from octavo.server.api_errors import ApiError, as_api_error
 from octavo.server.generation import Generation, UsageCounter
 from octavo.server.limits import Deadlines, presence_of
 
+_EVENTS = b"text/event-stream; charset=utf-8"
 _HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
@@ -114,6 +114,7 @@ class EventStream(Response):
         idle: bytes = _PING,
         write_error: Callable[[ApiError], bytes] = error_event,
         looks: Deadlines | None = None,
+        content_type: bytes = _EVENTS,
     ) -> None:
         """Answer with events.
 
@@ -126,6 +127,7 @@ class EventStream(Response):
             idle: a comment or an event that says nothing.
             write_error: makes an event of an error.
             looks: shared by all streams with these times; None: this stream gets its own.
+            content_type: of the answer.
         """
         super().__init__()
         self._writer = writer
@@ -135,6 +137,7 @@ class EventStream(Response):
         self._last = last
         self._idle = idle
         self._write_error = write_error
+        self._headers = [(b"content-type", content_type), *_HEADERS]
         self._sent_s = 0.0
         self._looks = looks or Deadlines(time_to_look(keep_alive_s, write_timeout_s))
         self._look_number = 0
@@ -148,7 +151,7 @@ class EventStream(Response):
         self._ended: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
         self._presence = presence_of(scope, receive)
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+            await send({"type": "http.response.start", "status": 200, "headers": list(self._headers)})
             # Events go directly to the server: each layer between costs as much as writing an event.
             self._send = scope.get("octavo.send", send)
             self._sent_s = time.monotonic()

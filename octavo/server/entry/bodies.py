@@ -16,6 +16,7 @@ from octavo.server.limits import ClientGoneError, Deadlines, Stop
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
+_JSON = b"application/json"
 # An unfinished body counts as at least the room divided by this, so connections are bounded as well.
 _MAX_BODIES = 2048
 # A body counts as active when the room divided by this has come: a byte now and then does not suffice.
@@ -159,8 +160,9 @@ class BodyReader:
         scope: MutableMapping[str, Any],
         receive: Receive,
         before_small: Callable[[], None] = lambda: None,
+        kind: bytes = _JSON,
     ) -> bytes:
-        """Return a body of JSON.
+        """Return a body: JSON, unless another kind is expected.
 
         Args:
             scope: the scope of a request that a Door has let in; headers with names in lower case.
@@ -168,6 +170,7 @@ class BodyReader:
             before_small: may refuse a request before a small body is read, which takes two changes of thread:
                 they are slow while the engine works. The client of a longer one may still be sending it, and
                 would not see an answer.
+            kind: what the body must be.
 
         Raises:
             ApiError: 415 no JSON, or compressed; 413 too large, or too many values; 408 too slow; 429 there
@@ -175,7 +178,7 @@ class BodyReader:
             ClientGoneError: the client left while it sent the body.
         """
         found = dict(scope["headers"])
-        _check_kind(found)
+        _check_kind(found, kind)
         length = self._length(found)
         if length is not None and 0 < length <= _SMALL_BYTES:
             before_small()
@@ -193,7 +196,7 @@ class BodyReader:
             self._windows.end(pace.number)
             self._budget.leave(upload)
         # A value takes as much time and memory to read as 100 characters of a text.
-        if len(body) > self._max_values and body.count(b",") >= self._max_values:
+        if kind == _JSON and len(body) > self._max_values and body.count(b",") >= self._max_values:
             message = f"a body may have at most {self._max_values} values, that is as many commas"
             raise ApiError(413, message, code="body_too_large")
         return body
@@ -264,17 +267,16 @@ class _Pace:
             self.number = windows.begin(lambda: self.begin(windows, late))
 
 
-def _check_kind(headers: Mapping[bytes, bytes]) -> None:
-    """Refuse a body that is not plain JSON.
+def _check_kind(headers: Mapping[bytes, bytes], expected: bytes) -> None:
+    """Refuse a body that is not plainly of a kind.
 
     Raises:
         ApiError: 415.
     """
     kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-    if kind != b"application/json":
-        raise ApiError(
-            415, "expected the header Content-Type: application/json", code="unsupported_media_type"
-        )
+    if kind != expected:
+        text = f"expected the header Content-Type: {expected.decode()}"
+        raise ApiError(415, text, code="unsupported_media_type")
     if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
         raise ApiError(
             415,

@@ -10,7 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from octavo.server.api.anthropic.messages_structs import anthropic_status, error_body
 from octavo.server.api.left_out import HEADER
-from octavo.server.api_errors import ApiError
+from octavo.server.api_errors import ApiError, ollama_error
 from octavo.server.limits import presence_of, send_body
 
 _ANTHROPIC = "/v1/messages"
@@ -49,6 +49,7 @@ class Answer:
     def __init__(self, send: Send, scope: Scope, path: str, body: Body) -> None:
         self._send = send
         self._scope = scope
+        self._is_ollama = path.startswith("/api/")
         self._is_anthropic = path == _ANTHROPIC or path.startswith(_ANTHROPIC + "/")
         self._body = body
         self.status = 0
@@ -78,6 +79,8 @@ class Answer:
         status, body = error.status, error.body
         if self._is_anthropic:
             status, body = anthropic_status(error), error_body(error)
+        if self._is_ollama:
+            body = ollama_error(error)
         headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
         listed = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         await self.send({"type": "http.response.start", "status": status, "headers": listed})

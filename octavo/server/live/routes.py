@@ -49,6 +49,8 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
+# Clients of Ollama's API take this for a server.
+_RUNNING = "Ollama is running"
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
@@ -71,10 +73,22 @@ def page_routes(loop: EngineLoop) -> list[Route]:
 
     routes = [Route(path, _asset(path.removeprefix("/page/")), methods=["GET"]) for path in PAGE_PATHS[1:]]
     return [
-        Route("/", _asset("index.html"), methods=["GET"]),
+        Route("/", _front_page(_asset("index.html")), methods=["GET"]),
         *routes,
         Route("/live", live, methods=["GET"]),
     ]
+
+
+def _front_page(page: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """Answer with the page; clients that ask for plain text get the words that they look for."""
+
+    async def answer(request: Request) -> Response:
+        accepted = request.headers.get("accept", "")
+        if "text/plain" in accepted and "text/html" not in accepted:
+            return Response(_RUNNING, media_type="text/plain; charset=utf-8", headers=_HEADERS)
+        return await page(request)
+
+    return answer
 
 
 def _asset(name: str) -> Callable[[Request], Awaitable[Response]]:

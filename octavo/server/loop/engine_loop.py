@@ -128,6 +128,8 @@ class EngineLoop:
         cache_salt: str = "",
         priority: int = 0,
         read_along: bool = True,
+        prompt_logprobs_start: int | None = None,
+        num_shared: int = 0,
     ) -> Stream:
         """Queue a request.
 
@@ -138,6 +140,8 @@ class EngineLoop:
             cache_salt: requests share cached prefixes only with equal salts.
             priority: of requests that wait, lower numbers are admitted first.
             read_along: whether the tokens are read as they come.
+            prompt_logprobs_start: as in Engine.add_request.
+            num_shared: prompt tokens that another request counts, which has been submitted before.
 
         Raises:
             PromptError, SamplingParamsError, InvalidArgumentError: as Engine.add_request.
@@ -165,6 +169,8 @@ class EngineLoop:
                 read_along=read_along,
                 submitted_s=submitted_s,
                 grammar=grammar,
+                prompt_logprobs_start=prompt_logprobs_start,
+                num_shared=num_shared,
             )
             self._check_ready()
             self._jobs.add(job)

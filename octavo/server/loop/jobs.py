@@ -90,10 +90,11 @@ class Job:
     """A request on its way through the loop.
 
     Attributes:
-        request_id, params, cache_salt, priority, read_along: as in EngineLoop.submit.
+        request_id, params, cache_salt, priority, read_along, prompt_logprobs_start: as in EngineLoop.submit.
         prompt: its text, None when token ids were given.
         token_ids: checked.
         submitted_s: when it came, by time.monotonic.
+        num_shared: prompt tokens that another job counts.
         grammar: of params.structured, compiled.
         output: what the engine writes; None until the engine has the request.
         failure: why the output will not be finished, else None.
@@ -109,9 +110,16 @@ class Job:
     read_along: bool
     submitted_s: float
     grammar: Grammar | None = None
+    prompt_logprobs_start: int | None = None
+    num_shared: int = 0
     output: RequestOutput | None = None
     failure: OctavoError | None = None
     is_aborted: bool = False
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Prompt tokens that count while it waits."""
+        return len(self.token_ids.listed) - self.num_shared
 
     @property
     def has_begun(self) -> bool:
@@ -195,7 +203,7 @@ class Jobs:
                 raise InvalidArgumentError(
                     f"request_id must be unique among unfinished requests, {job.request_id!r} still runs"
                 )
-            self._room.add_tokens(len(job.token_ids.listed))
+            self._room.add_tokens(job.num_queued_tokens)
             self._live[job.request_id] = self._waiting[job.request_id] = job
 
     def note_begun(self) -> None:
@@ -230,4 +238,4 @@ class Jobs:
 
     def _stop_waiting(self, job: Job, *, begins: bool) -> None:
         if self._waiting.pop(job.request_id, None) is not None:
-            self._room.leave(job.params.n, len(job.token_ids.listed), begins=begins)
+            self._room.leave(job.params.n, job.num_queued_tokens, begins=begins)

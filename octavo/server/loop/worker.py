@@ -191,6 +191,7 @@ class Worker:
                 job.params,
                 request_id=job.request_id,
                 cache_salt=job.cache_salt,
+                prompt_logprobs_start=job.prompt_logprobs_start,
                 read_along=job.read_along,
                 priority=job.priority,
                 grammar=job.grammar,

@@ -8,13 +8,17 @@ It imports neither PyTorch nor the server's libraries.
 import traceback
 
 import msgspec
+from msgspec import structs
 
+from octavo.server.api.pooled.pooled_input import POOLED, read_body
+from octavo.server.api.pooled.pooled_structs import ClassifyRequest
 from octavo.server.api.toolbox import read_prompt
 from octavo.server.api_errors import as_api_error
 from octavo.server.reading.forms import (
     Outline,
     ReadAnswer,
     ReadChat,
+    ReadPooled,
     ReadTexts,
     Refusal,
     Reply,
@@ -63,6 +67,8 @@ def read(materials: Materials, task: Task) -> bytes:
 def _reply(materials: Materials, task: Task) -> Reply:
     if task.path in ANSWERS:
         return ReadAnswer(*ANSWERS[task.path](materials, task.body))
+    if task.path in POOLED:
+        return _pooled(materials, task)
     if task.path in CHATS:
         return _chat(materials, task)
     return _texts(materials, parse_completion(task.body, materials.defaults))
@@ -85,6 +91,13 @@ def _chat(materials: Materials, task: Task) -> ReadChat:
         prompt=packed(prompt),
         tools=Tools.of(box),
     )
+
+
+def _pooled(materials: Materials, task: Task) -> ReadPooled:
+    fields, prompts, left_out = read_body(materials, task.path, task.body)
+    if isinstance(fields, ClassifyRequest):
+        fields = structs.replace(fields, input="")
+    return ReadPooled(msgspec.json.encode(fields), left_out, [packed(ids) for ids in prompts])
 
 
 def _texts(materials: Materials, found: TextInput) -> ReadTexts:

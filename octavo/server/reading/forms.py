@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from octavo.config import MessageControlTokens
 from octavo.engine.prompt_reader import PromptReader, TokenIds
+from octavo.pooling import Pooling
 from octavo.sampling_params import SamplingParams
 from octavo.server.api.prompt_tokens import Prompts
 from octavo.server.api.sampling import Defaults
@@ -37,6 +38,7 @@ class Outline(Struct, kw_only=True):
     tool_call_parser: ToolCallParser
     reasoning_parser: ReasoningParser
     defaults: dict[str, int | float]
+    pooling: Pooling | None
 
     @classmethod
     def of(cls, model: str, reader: PromptReader, config: ServerConfig, defaults: Defaults) -> "Outline":
@@ -51,6 +53,7 @@ class Outline(Struct, kw_only=True):
             tool_call_parser=config.tool_call_parser,
             reasoning_parser=config.reasoning_parser,
             defaults=dict(defaults),
+            pooling=reader.pooling,
         )
 
     @classmethod
@@ -71,6 +74,7 @@ class Outline(Struct, kw_only=True):
             max_model_len=self.max_model_len,
             num_kv_tokens=self.num_kv_tokens,
             message_control_tokens=self.message_control_tokens,
+            pooling=self.pooling,
         )
         formats = formats_of(tokenizer, self.tool_call_parser, self.reasoning_parser)
         return Materials(self.model, Prompts(reader), formats, self.defaults)
@@ -158,6 +162,14 @@ class ReadTexts(Struct, tag=True):
     prompts: list[bytes]
 
 
+class ReadPooled(Struct, tag=True):
+    """A body that was read to be pooled: what its answer needs, as JSON, and its prompts."""
+
+    fields: bytes
+    left_out: tuple[str, ...]
+    prompts: list[bytes]
+
+
 class ReadAnswer(Struct, tag=True):
     """A whole answer."""
 
@@ -174,7 +186,7 @@ class Refusal(Struct, tag=True):
     frames: str = ""
 
 
-Reply = ReadChat | ReadTexts | ReadAnswer | Refusal
+Reply = ReadChat | ReadTexts | ReadPooled | ReadAnswer | Refusal
 
 
 def packed(prompt: TokenIds) -> bytes:

@@ -86,7 +86,8 @@ def check_model(fields: str | None, model: str) -> None:
     Raises:
         ApiError: 404.
     """
-    if fields is not None and fields != model:
+    # Ollama's clients may add this tag.
+    if fields is not None and fields not in (model, f"{model}:latest"):
         text = f"there is no model {fields[:200]!r} here, only {model!r}"
         raise ApiError(404, text, param="model", code="model_not_found")
 

@@ -1,0 +1,1 @@
+"""Files and batches over HTTP, on a local folder."""

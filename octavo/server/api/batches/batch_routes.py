@@ -1,0 +1,162 @@
+"""/v1/files and /v1/batches, as OpenAI's client uses them."""
+
+import re
+from email.parser import BytesHeaderParser
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+
+from octavo.server.api.batches.runner import Runner
+from octavo.server.api.batches.store import BatchObject, FileObject, Found
+from octavo.server.api.body import decode
+from octavo.server.api.sse import encode
+from octavo.server.api.structs import RequestBody
+from octavo.server.api_errors import ApiError, refused
+from octavo.server.context import Context, note_left_out
+
+_BOUNDARY = re.compile(r'boundary=(?:"([^"]{1,70})"|([^;\s]{1,70}))')
+# Fields of an upload that may be left out: files are kept for one time.
+_LEFT_OUT = {"expires_after[anchor]", "expires_after[seconds]"}
+
+
+class BatchCreate(RequestBody, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /v1/batches."""
+
+    api: ClassVar[str] = "batches"
+
+    input_file_id: str
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
+    completion_window: Literal["24h"]
+    metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
+
+
+async def upload(context: Context, request: Request) -> Response:
+    """Keep a file."""
+    runner = _runner(context)
+    body = await context.bodies.read(request.scope, request.receive, kind=b"multipart/form-data")
+    fields = _parts(body, request.headers.get("content-type", ""))
+    note_left_out(request, sorted(fields.keys() & _LEFT_OUT))
+    unknown = sorted(fields.keys() - {"file", "purpose"} - _LEFT_OUT)
+    if unknown:
+        raise ApiError(
+            400, f"unknown field {unknown[0][:100]!r}", param=unknown[0][:100], code="unknown_field"
+        )
+    if "file" not in fields:
+        raise refused("file", "is missing")
+    if fields.get("purpose", ("", b""))[1] != b"batch":
+        raise refused("purpose", "must be batch: files are for batches only")
+    name, content = fields["file"]
+    file = await context.run(request, runner.store.upload, _holder(request), name, content)
+    return _json(file)
+
+
+async def files(context: Context, request: Request) -> Response:
+    """List files."""
+    return await _listed(context, request, FileObject)
+
+
+async def file(context: Context, request: Request) -> Response:
+    """Describe a file."""
+    return _json(_found(context, request, FileObject))
+
+
+async def content(context: Context, request: Request) -> Response:
+    """Answer with a file's content."""
+    found = _found(context, request, FileObject)
+    path = _runner(context).store.path(found.id)
+    return FileResponse(path, media_type="application/octet-stream")
+
+
+async def delete(context: Context, request: Request) -> Response:
+    """Remove a file."""
+    found = _found(context, request, FileObject)
+    await context.run(request, _runner(context).store.remove, found.id)
+    return _json({"id": found.id, "object": "file", "deleted": True})
+
+
+async def create(context: Context, request: Request) -> Response:
+    """Begin a batch."""
+    runner = _runner(context)
+    fields, left_out = decode(await context.bodies.read(request.scope, request.receive), BatchCreate)
+    note_left_out(request, left_out)
+    runner.store.get(_holder(request), fields.input_file_id, FileObject)
+    given = {name: getattr(fields, name) for name in fields.__struct_fields__}
+    batch = await context.run(request, runner.store.add_batch, _holder(request), given)
+    runner.wake()
+    return _json(batch)
+
+
+async def batches(context: Context, request: Request) -> Response:
+    """List batches."""
+    return await _listed(context, request, BatchObject)
+
+
+async def batch(context: Context, request: Request) -> Response:
+    """Describe a batch."""
+    return _json(_found(context, request, BatchObject))
+
+
+async def cancel(context: Context, request: Request) -> Response:
+    """End a batch."""
+    found = _found(context, request, BatchObject)
+    return _json(found if found.is_over else await _runner(context).cancel(_holder(request), found))
+
+
+def _runner(context: Context) -> Runner:
+    if context.batches is None:
+        text = "files and batches need a folder of the server's: start it with --batch-dir FOLDER"
+        raise ApiError(404, text, code="no_batch_dir")
+    return context.batches
+
+
+def _holder(request: Request) -> str:
+    return (request.scope["octavo.holder"] or b"").hex()
+
+
+def _found(context: Context, request: Request, kind: type[Found]) -> Found:
+    return _runner(context).store.get(_holder(request), request.path_params["name"], kind)
+
+
+async def _listed(context: Context, request: Request, kind: type[Found]) -> Response:
+    listed = await context.run(request, _runner(context).store.all, kind)
+    own = [one for holder, one in listed if holder == _holder(request)]
+    query = request.query_params
+    names = [one.id for one in own]
+    if query.get("after") in names:
+        own = own[names.index(query["after"]) + 1 :]
+    limit = query.get("limit", "100")
+    if not limit.isdecimal() or not 1 <= int(limit[:6]) <= 10_000:
+        raise refused("limit", "must be an integer in [1, 10000]")
+    page = own[: int(limit)]
+    ends = {"first_id": page[0].id, "last_id": page[-1].id} if page else {"first_id": None, "last_id": None}
+    return _json({"object": "list", "data": page, "has_more": len(page) < len(own), **ends})
+
+
+def _parts(body: bytes, content_type: str) -> dict[str, tuple[str, bytes]]:
+    """Return the parts of a form by name: the file's name and the content of each.
+
+    Raises:
+        ApiError: it is no form.
+    """
+    boundary = _BOUNDARY.search(content_type)
+    if boundary is None:
+        raise ApiError(400, "expected a boundary in the header Content-Type", code="invalid_form")
+    mark = b"\r\n--" + (boundary[1] or boundary[2]).encode("latin-1")
+    pieces = (b"\r\n" + body).split(mark)
+    if len(pieces) < 3 or not pieces[-1].startswith(b"--"):
+        raise ApiError(400, "expected a form of parts that end with the boundary", code="invalid_form")
+    found: dict[str, tuple[str, bytes]] = {}
+    for piece in pieces[1:-1]:
+        head, divided, content = piece.removeprefix(b"\r\n").partition(b"\r\n\r\n")
+        header = BytesHeaderParser().parsebytes(head)
+        name = header.get_param("name", header="content-disposition")
+        if not divided or not isinstance(name, str) or name in found:
+            raise ApiError(400, "expected parts with names, each once", code="invalid_form")
+        found[name] = header.get_filename("file"), content
+    return found
+
+
+def _json(value: Any) -> Response:
+    return Response(encode(value), media_type="application/json")

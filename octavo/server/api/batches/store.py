@@ -1,0 +1,215 @@
+"""Files and batches on disk, within bounds. Names on disk are made here; none comes from a client.
+
+FOLDER/file-32 digits.json      what is known of a file, and who sent it
+       file-32 digits.data      its content
+       batch-32 digits.json     a batch
+"""
+
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from octavo.own_files import make_own_folder
+from octavo.server.api_errors import ApiError
+
+MAX_FILES, MAX_BATCHES, MAX_BYTES = 1000, 1000, 4 << 30
+# Files and batches are removed after this time, in seconds.
+KEPT_S = 30 * 24 * 3600
+_ID = re.compile(r"(?:file|batch)-[0-9a-f]{32}")
+
+Status = Literal[
+    "validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"
+]
+
+
+class FileObject(Struct, kw_only=True):
+    """A file, as OpenAI describes it."""
+
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: str
+    status: Literal["processed"] = "processed"
+
+
+class Counts(Struct):
+    """How many requests a batch has, and how they went."""
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class BatchObject(Struct, kw_only=True):
+    """A batch, as OpenAI describes it."""
+
+    id: str
+    object: Literal["batch"] = "batch"
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    status: Status = "validating"
+    created_at: int
+    expires_at: int
+    in_progress_at: int | None = None
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    request_counts: Counts = msgspec.field(default_factory=Counts)
+    metadata: dict[str, str] | None = None
+    errors: dict[str, Any] | None = None
+
+    def turn(self, status: Status) -> None:
+        """Note that it has a status from now on."""
+        self.status = status
+        setattr(self, f"{status}_at", int(time.time()))
+
+    @property
+    def is_over(self) -> bool:
+        return self.status in ("completed", "failed", "expired", "cancelled")
+
+
+class Kept(Struct):
+    """A file or batch on disk, and the digest of the key of its sender, who alone sees it."""
+
+    holder: str
+    file: FileObject | None = None
+    batch: BatchObject | None = None
+
+    @property
+    def created_at(self) -> int:
+        found = self.file or self.batch
+        return 0 if found is None else found.created_at
+
+
+Found = TypeVar("Found", FileObject, BatchObject)
+
+
+class Store:
+    """The folder. Its methods block for a disk's time.
+
+    Raises:
+        ConfigError, OSError: the folder cannot be made, or is another user's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        make_own_folder(folder)
+
+    def upload(self, holder: str, filename: str, content: bytes) -> FileObject:
+        """Keep a file of a client's.
+
+        Raises:
+            ApiError: 413, there are too many or they are too large.
+        """
+        kept = [one.file for one in self._all("file") if one.file is not None]
+        if len(kept) >= MAX_FILES or sum(file.bytes for file in kept) + len(content) > MAX_BYTES:
+            text = f"the server keeps at most {MAX_FILES} files of {MAX_BYTES} bytes in all; delete some"
+            raise ApiError(413, text, code="too_many_files")
+        path = self.path(_new_id("file"))
+        path.write_bytes(content)
+        return self.adopt(holder, filename, "batch", path)
+
+    def adopt(self, holder: str, filename: str, purpose: str, path: Path) -> FileObject:
+        """Keep a file that is in the folder already."""
+        now = int(time.time())
+        file = FileObject(
+            id=_new_id("file"),
+            bytes=path.stat().st_size,
+            created_at=now,
+            expires_at=now + KEPT_S,
+            filename=filename[:255],
+            purpose=purpose,
+        )
+        os.replace(path, self.path(file.id))
+        self._write(file.id, Kept(holder, file=file))
+        return file
+
+    def add_batch(self, holder: str, batch: dict[str, Any]) -> BatchObject:
+        """Keep a new batch.
+
+        Raises:
+            ApiError: 429, there are too many.
+        """
+        if sum(1 for _ in self._all("batch")) >= MAX_BATCHES:
+            raise ApiError(429, f"the server keeps at most {MAX_BATCHES} batches", code="too_many_batches")
+        now = int(time.time())
+        found = BatchObject(id=_new_id("batch"), created_at=now, expires_at=now + 24 * 3600, **batch)
+        self.save(holder, found)
+        return found
+
+    def save(self, holder: str, batch: BatchObject) -> None:
+        """Write what has changed in a batch."""
+        self._write(batch.id, Kept(holder, batch=batch))
+
+    def get(self, holder: str, name: str, kind: type[Found]) -> Found:
+        """Return a file or a batch of a sender.
+
+        Raises:
+            ApiError: 404.
+        """
+        kept = self._read(name) if _ID.fullmatch(name) else None
+        found = None if kept is None or kept.holder != holder else kept.file or kept.batch
+        if not isinstance(found, kind):
+            raise ApiError(404, f"there is no {kind.__name__[:-6].lower()} {name[:100]!r}", code="not_found")
+        return found
+
+    def all(self, kind: type[Found]) -> list[tuple[str, Found]]:
+        """Return all files or batches with their senders, the newest first."""
+        prefix = kind.__name__[:-6].lower()
+        found = [(kept.holder, kept.file or kept.batch) for kept in self._all(prefix)]
+        listed = [(holder, one) for holder, one in found if isinstance(one, kind)]
+        return sorted(listed, key=lambda pair: (pair[1].created_at, pair[1].id), reverse=True)
+
+    def path(self, name: str) -> Path:
+        """Return the path of a file's content; `name` is an id of ours."""
+        return self._folder / f"{name}.data"
+
+    def remove(self, name: str) -> None:
+        """Remove a file or a batch, by an id of ours. Idempotent."""
+        for path in (self._described(name), self.path(name)):
+            path.unlink(missing_ok=True)
+
+    def _described(self, name: str) -> Path:
+        return self._folder / f"{name}.json"
+
+    def _all(self, prefix: str) -> Iterator[Kept]:
+        """Yield what is kept, and remove what is too old."""
+        for path in self._folder.glob(f"{prefix}-*.json"):
+            kept = self._read(path.stem) if _ID.fullmatch(path.stem) else None
+            if kept is not None and kept.created_at + KEPT_S < time.time():
+                self.remove(path.stem)
+            elif kept is not None:
+                yield kept
+
+    def _read(self, name: str) -> Kept | None:
+        try:
+            return msgspec.json.decode(self._described(name).read_bytes(), type=Kept)
+        except (OSError, msgspec.MsgspecError):
+            # Another request may have removed it; a file that is none of ours is none.
+            return None
+
+    def _write(self, name: str, kept: Kept) -> None:
+        path = self._described(name)
+        beside = path.with_suffix(f".{secrets.token_hex(4)}")
+        beside.write_bytes(msgspec.json.encode(kept))
+        os.replace(beside, path)
+
+
+def _new_id(prefix: str) -> str:
+    return f"{prefix}-{secrets.token_hex(16)}"

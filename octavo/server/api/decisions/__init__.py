@@ -1,0 +1,1 @@
+"""POST /v1/decisions: many questions over one input."""
