@@ -34,10 +34,11 @@ class Client:
 
     Attributes:
         name: of its file.
-        package: of PyPI or npm.
+        package: of PyPI or npm; empty: only its bodies are sent.
         environment: folder below --environments.
         model: what is served; None: the tiny model of random weights.
         tools: a model of random weights is served that does agent_scripts.TASKS with these tools instead.
+            Without, an agent says hello to the model.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Client:
 
     @property
     def label(self) -> str:
-        return self.name if self.tools in ("", "own", self.name) else f"{self.name} ({self.tools})"
+        return f"{self.name} ({self.tools or self.model or 'random'})"
 
 
 CLIENTS = (
@@ -61,6 +62,8 @@ CLIENTS = (
     Client("codex", "@openai/codex", "npm", tools="codex"),
     Client("codex", "@openai/codex", "npm", tools="codex_freeform"),
     Client("claude_code", "@anthropic-ai/claude-code", "npm", tools="claude"),
+    Client("codex", "@openai/codex", "npm", SMOLLM2),
+    Client("claude_code", "@anthropic-ai/claude-code", "npm", SMOLLM2),
     Client("opencode", "opencode-ai", "npm", tools="opencode"),
     Client("aider", "aider-chat", "aider", tools="aider"),
     Client("openai_agents", "openai-agents", "agents", tools="own"),
@@ -68,6 +71,7 @@ CLIENTS = (
     Client("smolagents", "smolagents", "agents", tools="smolagents"),
     Client("langgraph", "langgraph", "agents", tools="own"),
     Client("ollama", "ollama", "agents", tools="own"),
+    Client("open_webui", "", "agents", tools="own"),
     Client("crewai", "crewai", "crewai", tools="own"),
     Client("ai_sdk", "ai", "npm", tools="own"),
     Client("continue", "@continuedev/openai-adapters", "npm", tools="own"),
@@ -117,9 +121,7 @@ def _run(client: Client, environments: Path) -> tuple[str, str, dict[str, float]
                 )
             except subprocess.TimeoutExpired:
                 return "hangs", f"no end after {TIMEOUT_S} s", server.leftovers()
-            bad = []
-            if client.tools:
-                bad = [*map(" ".join, _BAD_STATUS.findall(server.errors())), *differences(folder)]
+            bad = [*map(" ".join, _BAD_STATUS.findall(server.errors())), *differences(folder)]
             if done.returncode != 0 or bad:
                 print(*bad, done.stdout[-2000:], done.stderr[-4000:], sep="\n", file=sys.stderr)
                 lines = bad or done.stderr.strip().splitlines() or ["no message"]
@@ -136,10 +138,14 @@ def _server(client: Client, folder: Path) -> ServerProcess:
         (folder / "jobs.json").write_text(json.dumps(jobs))
         options = ("--script", str(script), *SCRIPTED_OPTIONS)
         return ServerProcess(*options, script=HERE / "scripted_server.py")
+    if client.environment == "npm":
+        job = {"request": "Say hello.", "answer": "", "folder": str(folder), "streamed": True}
+        (folder / "jobs.json").write_text(json.dumps([job]))
     config = write_model(folder) / "tokenizer_config.json"
     kind = {"tokenizer_class": "PreTrainedTokenizerFast"}
     config.write_text(json.dumps(json.loads(config.read_text()) | kind))
-    return ServerProcess(*OPTIONS, model=client.model)
+    log = ("--access-log",) if client.environment == "npm" else ()
+    return ServerProcess(*OPTIONS, *log, model=client.model)
 
 
 def _program(client: Client, environments: Path) -> list[str]:
@@ -156,6 +162,8 @@ def _program(client: Client, environments: Path) -> list[str]:
 
 def _version(client: Client, environments: Path) -> str:
     folder = environments / client.environment
+    if not client.package:
+        return "bodies"
     if client.environment == "npm":
         return json.loads((folder / "node_modules" / client.package / "package.json").read_text())["version"]
     return _output([str(folder / "bin" / "python"), "-c", _VERSION, client.package]).strip()

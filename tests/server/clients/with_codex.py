@@ -1,4 +1,7 @@
-"""Codex, headless: five tasks, with patches by its shell or, with a catalogue, by its free-text tool."""
+"""Codex, headless: five tasks, with patches by its shell or, with a catalogue, by its free-text tool.
+
+Codex's own instructions would not fit SmolLM2's context: the catalogue has short ones.
+"""
 
 import json
 import os
@@ -52,7 +55,7 @@ home = FOLDER / "home"
 settings = home / ".codex"
 settings.mkdir(parents=True)
 (settings / "models.json").write_text(json.dumps({"models": [MODEL]}))
-catalogue = f'model_catalog_json = "{settings}/models.json"' if TOOLS == "codex_freeform" else ""
+catalogue = f'model_catalog_json = "{settings}/models.json"' if TOOLS != "codex" else ""
 (settings / "config.toml").write_text(CONFIG.format(catalogue=catalogue))
 codex = ["node", f"{os.environ['OCTAVO_NPM']}/@openai/codex/bin/codex.js"]
 variables = {"CODEX_HOME": str(settings), "OCTAVO_API_KEY": "none"}
@@ -61,4 +64,4 @@ for job in jobs():
     options = ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", job["request"]]
     done = run_closed([*codex, *options], Path(job["folder"]), home, variables)
     assert done.stdout.strip().endswith(job["answer"]), done.stdout
-print(f"{len(jobs())} tasks, tools: {TOOLS}")
+print(f"{len(jobs())} tasks, tools: {TOOLS or 'none'}")
