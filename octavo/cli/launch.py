@@ -40,24 +40,21 @@ class Settings:
     variables: dict[str, str]
 
 
-def run_launch(
-    agent: str, arguments: Sequence[str], base_url: str, model: str | None, *, write: bool
-) -> None:
+def run_launch(agent: str, arguments: Sequence[str], url: str, model: str | None, *, write: bool) -> None:
     """Print an agent's configuration, write it if asked, and become the agent.
 
     Raises:
         ConfigError: no server answers, it has no such model, or the agent is not installed.
     """
     key = os.environ.get(KEY, "").split(",")[0].strip() or "none"
-    url = base_url.rstrip("/").removesuffix("/v1")
+    url = url.rstrip("/").removesuffix("/v1")
     settings = {"codex": _codex, "claude": _claude}[agent](url, key, *_ask(url, key, model))
-    print(settings.text, end="", file=sys.stderr)
+    print(settings.text, end="", file=sys.stderr, flush=True)
     is_kept = write and _write(settings.path, settings.text)
     chosen = settings.named_arguments if is_kept else settings.arguments
     program = shutil.which(agent)
     if program is None:
         raise ConfigError(f"{agent} is not installed; run: npm install -g {settings.package}")
-    sys.stderr.flush()
     # The agent takes this process's place, so that the terminal and its signals are its own.
     os.execve(program, [agent, *chosen, *arguments], {**os.environ, **settings.variables})
 
