@@ -54,9 +54,10 @@ def measure(arguments: argparse.Namespace) -> Figures:
         text = input_text(url, arguments)
         warm = ask(url, arguments, f"0 {text[:2000]}")
         one = ask(url, arguments, f"1 {text}")
-        cached = separate(url, ids_of(ask(url, arguments, f"2 {text}")), num, salt="cached")
         prompts = ids_of(one)
-        equal = agreement(url, one, prompts[: min(num, 16)])
+        cached = separate(url, prompts, num, salt="cached")
+        # A score by itself computes the whole prompt.
+        equal = agreement(url, one, prompts[: 16 if arguments.gpu else 2])
     with server(model, "--no-enable-prefix-caching") as url:
         separate(url, ids_of(warm), 2, salt="warm")
         plain = separate(url, prompts[:subset], subset, salt="plain")
@@ -91,6 +92,8 @@ class _Served(ServerProcess):
 def server(model: list[str], *options: str) -> _Served:
     port = free_port()
     command = ["-m", "octavo", "serve", *model, "--port", str(port), "--quiet", *options]
+    # All completions may wait at once, for any time.
+    command += ["--max-num-queued-tokens", str(1 << 30), "--queue-timeout-s", "0"]
     return _Served(command, port, _LIMIT_S)
 
 

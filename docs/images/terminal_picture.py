@@ -22,7 +22,8 @@ CLASSES = (
 # Codex's banner before its first words, and the heads of its diffs.
 LEFT_OUT = ("diff --git", "index ", "--- ", "+++ ", "@@")
 STYLE = """\
-rect { fill: #f6f8fa; stroke: #d0d7de } text { font: 13px ui-monospace, monospace; fill: #24292f; white-space: pre }
+rect { fill: #f6f8fa; stroke: #d0d7de }
+text { font: 13px ui-monospace, monospace; fill: #24292f; white-space: pre }
 .typed { font-weight: bold } .added { fill: #1a7f37 } .removed { fill: #cf222e } .who { fill: #0969da }
 @media (prefers-color-scheme: dark) {
  rect { fill: #161b22; stroke: #30363d } text { fill: #e6edf3 }

@@ -48,6 +48,8 @@ def run_inspect(
     table.add_row(
         "tokenizer", "none: token ids only" if tokenizer is None else f"{tokenizer.vocab_size} pieces"
     )
+    if model_config.pooling is not None:
+        table.add_row("task", model_config.pooling.does)
     table.add_row("sampling by default", _sampling(defaults, config))
     try:
         for rows in _plans(source, config, model_config):

@@ -11,7 +11,7 @@ _NOTES = {
     "LORA": "LoRA adapters are not supported; merge the adapter into the weights",
     "IMAGES": "Octavo serves text only: no images, audio or video",
     "DRAFTS": "speculative decoding is not supported",
-    "EMBEDDINGS": "Octavo generates text: no embeddings, pooling, scores or ranks",
+    "EMBEDDINGS": "the checkpoint says how it embeds or classifies; see docs/embeddings.md",
     "OFFLOAD": "weights and cache stay on one device; see octavo inspect, "
     "--quantization and --kv-cache-dtype",
     "MACHINES": "one model runs on one machine; see --tensor-parallel-size and --replicas",
@@ -77,7 +77,8 @@ _VLLM = """
     --enable-lora-bias --enable-prompt-adapter --max-prompt-adapters --max-prompt-adapter-token | | {LORA}
 --speculative-config -sc --speculative-model --num-speculative-tokens --ngram-prompt-lookup-max --spec-method
     --spec-model --spec-tokens | | {DRAFTS}
---task --runner --convert --pooler-config --override-pooler-config | | {EMBEDDINGS}
+--task | = | auto, generate, embed or rerank
+--runner --convert --pooler-config --override-pooler-config | --task | {EMBEDDINGS}
 --limit-mm-per-prompt --mm-processor-kwargs --mm-processor-cache-gb --mm-processor-cache-type
     --mm-encoder-tp-mode --mm-encoder-only --mm-encoder-attn-backend --media-io-kwargs --interleave-mm-strings
     --skip-mm-profiling --video-pruning-rate --enable-mm-embeds --allowed-local-media-path
@@ -159,7 +160,7 @@ _LLAMA_CPP = """
     --spec-draft-type-v --gpu-layers-draft -ngld | | {DRAFTS}
 --mmproj -mm --mmproj-url -mmu --mmproj-auto --no-mmproj --mmproj-offload --image-min-tokens
     --image-max-tokens --media-path --mtmd-batch-max-tokens --video-fps | | {IMAGES}
---embedding --embeddings --rerank --reranking --pooling --embd-normalize | | {EMBEDDINGS}
+--embedding --embeddings --rerank --reranking --pooling --embd-normalize | --task | {EMBEDDINGS}
 --cont-batching -cb --no-cont-batching -nocb --kv-unified -kvu --metrics --slots --jinja | | {ALWAYS}
 --cache-prompt --no-cache-prompt | --enable-prefix-caching | on unless --no-enable-prefix-caching
 --cache-reuse --cache-ram -cram --ctx-checkpoints -ctxcp --swa-checkpoints --swa-full --slot-save-path

@@ -139,13 +139,8 @@ class Engine:
         self.outputs = OutputProcessor(self.tokenizer)
         self._steps = Steps(self.runner, self.manager, self.scheduler, self.outputs, config.max_step_ms)
         self._in_doubt = False
-        pooling = self.model_config.pooling
         self._maker = RequestMaker(
-            config.seed,
-            plan.max_model_len,
-            self._eos_token_ids,
-            self.model_config.vocab_size,
-            pools_all=pooling is not None and pooling.tokens == "mean",
+            config.seed, plan.max_model_len, self._eos_token_ids, self.model_config.vocab_size
         )
 
     def _rehearse(self) -> None:
@@ -238,6 +233,8 @@ class Engine:
             priority=priority,
             grammar=grammar,
         )
+        pooling = self.model_config.pooling
+        requests[0].pools_all = pooling is not None and pooling.tokens == "mean"
         output = self.outputs.add(requests, self.prompts.text_of(prompt), token_ids.listed)
         self.scheduler.add(requests[0])
         self._in_doubt = False

@@ -16,15 +16,7 @@ from octavo.sampling_params import SamplingParams
 class RequestMaker:
     """Makes the requests of one engine, and numbers them."""
 
-    def __init__(
-        self,
-        seed: int,
-        max_model_len: int,
-        eos_token_ids: frozenset[int],
-        vocab_size: int,
-        *,
-        pools_all: bool = False,
-    ) -> None:
+    def __init__(self, seed: int, max_model_len: int, eos_token_ids: frozenset[int], vocab_size: int) -> None:
         """Keep what all requests are made with.
 
         Args:
@@ -32,13 +24,11 @@ class RequestMaker:
             max_model_len: longest prompt + output, tokens.
             eos_token_ids: ids that end a text.
             vocab_size: ids that the model may give.
-            pools_all: see Request.
         """
         self._seed = seed
         self._max_model_len = max_model_len
         self._eos_token_ids = eos_token_ids
         self._vocab_size = vocab_size
-        self._pools_all = pools_all
         self._num_ids = self._num_requests = 0
 
     def new_id(self, live: Container[str]) -> str:
@@ -130,7 +120,6 @@ class RequestMaker:
                 priority=priority,
                 grammar=grammar,
                 prompt_logprobs_start=prompt_logprobs_start if index == 0 else None,
-                pools_all=self._pools_all,
             )
             for index in range(params.n)
         ]

@@ -69,15 +69,15 @@ class Pooling:
         Raises:
             InvalidArgumentError: they are not trained so, or not to this size.
         """
-        if dimensions is None or (self.task == "embed" and dimensions == self.size):
+        if dimensions in (None, self.size):
             return
-        if self.task != "embed" or not self.is_matryoshka:
+        if not self.is_matryoshka:
             raise InvalidArgumentError(
                 f"dimensions must be {self.size} or left out, got {dimensions}: the checkpoint does not say "
                 "that its embeddings may be cut; if they may, set is_matryoshka in its config.json to true"
             )
-        if not 1 <= dimensions <= self.size or (self.dimensions and dimensions not in self.dimensions):
-            allowed = f"one of {[*self.dimensions]}" if self.dimensions else f"from 1 to {self.size}"
+        allowed = f"one of {[*self.dimensions]}" if self.dimensions else f"from 1 to {self.size}"
+        if dimensions not in (self.dimensions or range(1, self.size + 1)):
             raise InvalidArgumentError(f"dimensions must be {allowed}, got {dimensions}")
 
     def read(
@@ -96,11 +96,10 @@ class Pooling:
             return values / max(float(np.linalg.norm(values)), 1e-12) if normalises else values
         if use_activation is False or self.activation == "none":
             return values
-        if self.activation == "sigmoid":
-            # This form of the sigmoid never overflows.
-            return 0.5 * (1 + np.tanh(0.5 * values))
-        weights = np.exp(values - values.max())
-        return weights / weights.sum()
+        # Documents that do not fit differ in probabilities that are almost 0, and are ranked by them.
+        exact = values.astype(np.float64)
+        total = np.logaddexp(0, exact) if self.activation == "sigmoid" else np.logaddexp.reduce(exact)
+        return np.exp(exact - total)
 
     def relevances(
         self, pooled: Sequence[np.ndarray], num_firsts: int, use_activation: bool | None = None

@@ -71,7 +71,7 @@ async def read_marks(
         path, headers, body: those of the request; names of headers in lower case.
         isolates: requests with different API keys never share a mark.
     """
-    if not body or not path.startswith("/v1/") or path.endswith("/count_tokens"):
+    if not body or not path.startswith(("/v1/", "/api/")) or path.endswith("/count_tokens"):
         return Marks()
     holder = _holder_of(headers) if isolates else b""
     if len(body) > _INLINE_BYTES:

@@ -30,6 +30,8 @@ _OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/responses": "chat",
     "/v1/messages": "chat",
+    "/api/chat": "chat",
+    "/api/generate": "text_completion",
 }
 _PARAMETERS = ("max_tokens", "temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed")
 _EXPORT_TIMEOUT_S = 5

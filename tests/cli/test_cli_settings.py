@@ -18,6 +18,7 @@ ENGINE: dict[str, object] = {
     "device": "cuda:1",
     "load_format": "dummy",
     "generation_config": "elsewhere",
+    "task": "embed",
     "max_model_len": 77,
     "block_size": 5,
     "num_blocks": 9,

@@ -1,5 +1,7 @@
 """The configuration that a GGUF file describes, and what of it is refused."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from gguf_builder import SIZES, Tensor, tensors_of
 from gguf_cases import converted, values
 
 from octavo.errors import FileFormatError, UnsupportedModelError
-from octavo.models import ModelConfig, parameter_shapes
+from octavo.models import ModelConfig, ModelSource, parameter_shapes, read_model
 from octavo.models.checkpoint import check_tensors
 from octavo.models.formats.gguf.gguf_weights import GGUFWeights
 from octavo.models.formats.gguf.hf_config import gguf_to_hf_config
@@ -52,6 +54,18 @@ class TestConfig:
         assert old["rope_scaling"] == {"rope_type": "linear", "factor": 2.0}
         with pytest.raises(UnsupportedModelError, match="longrope"):
             gguf_to_hf_config(model("llama", rope__scaling__type="longrope"))
+
+    def test_a_file_says_how_it_pools(self, model):
+        def pooling(task="auto", **more):
+            file = model("qwen3", **more)
+            return read_model(ModelSource("gguf", Path("model.gguf"), file), task).pooling
+
+        assert pooling() is pooling(pooling_type=0) is pooling("generate", pooling_type=3) is None
+        assert pooling(pooling_type=3).tokens == pooling("embed").tokens == "last"
+        assert pooling(pooling_type=1).tokens == "mean"
+        for other in (2, 4):
+            with pytest.raises(UnsupportedModelError, match="pooling"):
+                pooling(pooling_type=other)
 
     def test_biases_are_seen_in_the_tensors(self, model):
         config = gguf_to_hf_config(model("llama", tensors_of("llama", biases=True)))

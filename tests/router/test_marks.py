@@ -1,5 +1,6 @@
 """Marks: requests whose prompts begin alike have the same first marks."""
 
+import asyncio
 import json
 from array import array
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from octavo.kv import KVCacheManager
 from octavo.router import Ledger, Marks, marks_of
-from octavo.router.marks import DIGEST_BYTES, MAX_MARKS
+from octavo.router.marks import DIGEST_BYTES, MAX_MARKS, read_marks
 
 SYSTEM = {"role": "system", "content": "You are a helpful assistant. " * 40}
 
@@ -129,3 +130,11 @@ def test_ten_thousand_prompts_leave_a_ledger_bounded() -> None:
     assert len(ledger) == 500
     digests, _ = ledger.cached_marks(lambda block: True)
     assert marks(prompt=shared).digests[0] in digests
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/decisions", "/api/chat"])
+def test_every_route_with_a_prompt_has_marks(path: str) -> None:
+    """Turns of a conversation go to the replica that has its beginning, in whichever API they come."""
+    name = "input" if path == "/v1/decisions" else "messages"
+    body = json.dumps({name: [{"role": "user", "content": "Hi " * 2000}]}).encode()
+    assert asyncio.run(read_marks(path, [], body, isolates=False)).digests

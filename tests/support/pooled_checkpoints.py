@@ -84,7 +84,9 @@ class Reference:
         kind = (
             name.removesuffix("ForCausalLM").removesuffix("ForSequenceClassification").removesuffix("Model")
         )
-        sizes = {**SIZES, "vocab_size": self.backend.get_vocab_size() + 3, "pad_token_id": 0, **options}
+        num = self.backend.get_vocab_size()
+        # Padding is no token of the texts: transformers classifies by the last token that is none.
+        sizes = {**SIZES, "vocab_size": num + 3, "pad_token_id": num + 1, **options}
         with quiet():
             config = getattr(transformers, f"{kind}Config")(**sizes)
             torch.manual_seed(0)

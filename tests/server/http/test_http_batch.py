@@ -97,7 +97,7 @@ BAD_LINES = {
     "custom_id again": (line_of(custom_id="a"), "duplicate_custom_id", "a", "'a' was there before"),
     "no url": (without("url"), "invalid_request", "a", "url"),
     "another url": (line_of(url="/metrics"), "invalid_request", "x", "$.url"),
-    "embeddings": (line_of(url="/v1/embeddings"), "invalid_request", "x", "$.url"),
+    "no generation": (line_of(url="/tokenize"), "invalid_request", "x", "$.url"),
     "another method": (line_of(method="GET"), "invalid_request", "x", "$.method"),
     "an extra field": (line_of(extra=1), "invalid_request", "x", "extra"),
     "no body": (without("body"), "invalid_request", "a", "body"),

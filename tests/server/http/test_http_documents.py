@@ -11,6 +11,7 @@ from msgspec import Struct
 import octavo.server
 from octavo.server.api.anthropic.messages_structs import MessagesRequest
 from octavo.server.api.body import REFUSED
+from octavo.server.api.pooled.pooled_input import POOLED
 from octavo.server.api.responses.response_structs import ResponsesRequest
 from octavo.server.api.sampling import _SAME_NAME
 from octavo.server.api.structs import ChatRequest, CompletionRequest, StreamOptions
@@ -19,6 +20,7 @@ from octavo.server.config import ServerConfig
 
 DOCS = Path(__file__).parents[3] / "docs"
 TEXT = (DOCS / "serving.md").read_text()
+EMBEDDINGS = (DOCS / "embeddings.md").read_text()
 
 SECTIONS = (
     (
@@ -50,6 +52,14 @@ def test_every_field_is_named_and_has_an_effect(
     assert known <= read
 
 
+@pytest.mark.parametrize("kind", sorted(set(POOLED.values()), key=lambda kind: kind.__name__))
+def test_every_field_of_pooled_routes_is_named_and_has_an_effect(kind: type[Struct]) -> None:
+    assert set(kind.__struct_fields__) <= set(re.findall(r"`(\w+)`", EMBEDDINGS))
+    folder = Path(octavo.server.__path__[0], "api", "pooled")
+    nodes = [node for path in folder.glob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
+    assert set(kind.__struct_fields__) <= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+
+
 def test_every_option_of_streams_is_named() -> None:
     assert set(StreamOptions.__struct_fields__) <= set(re.findall(r"`(\w+)`", TEXT))
 
@@ -59,7 +69,7 @@ def test_every_option_and_route_is_named() -> None:
         flag = "--" + option.name.replace("_", "-")
         assert f"`{flag}`" in TEXT or option.name == "api_key", flag
     for _, path, _ in ROUTES:
-        assert path_in_words(path) in TEXT, path
+        assert path_in_words(path) in TEXT + EMBEDDINGS, path
 
 
 def path_in_words(path: str) -> str:

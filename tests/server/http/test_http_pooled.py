@@ -4,6 +4,8 @@ import base64
 import json
 import threading
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from pooled_checkpoints import TEXTS, Reference, published, unit
 from octavo import EngineConfig
 from octavo.engine.engine import Engine
 from octavo.server.api.pooled.pooled_input import POOLED
+from octavo.server.batch import answer_all, read_batch
 
 pytest.importorskip("transformers")
 Served = tuple[LiveServer, Reference]
@@ -297,6 +300,21 @@ def test_a_client_that_leaves_takes_its_prompts_along(embedder: Served) -> None:
         client.join()
     eventually(lambda: server.loop.stats().num_live == 0)
     server.assert_drained()
+
+
+def test_lines_of_a_batch_are_answered_alike(embedder: Served, tmp_path: Path) -> None:
+    server, _ = embedder
+    bodies = {"/v1/embeddings": {"input": "a"}, "/v1/score": {"text_1": "a", "text_2": "b"}}
+    bodies["/v1/rerank"] = {"query": "a", "documents": ["b", "c"]}
+    lines = [json.dumps({"custom_id": url, "url": url, "body": body}) for url, body in bodies.items()]
+    (tmp_path / "in").write_text("\n".join(lines))
+    requests, output = read_batch(tmp_path / "in"), tmp_path / "out"
+    work = partial(answer_all, server.gate, server.loop, requests, output, lambda *_: None)
+    assert server.on_events(work) == 0
+    for line in map(json.loads, output.read_text().splitlines()):
+        expected = answer(server, line["custom_id"], **bodies[line["custom_id"]])
+        for name in ("data", "results"):
+            assert line["response"]["body"].get(name) == expected.get(name)
 
 
 ANY = st.recursive(

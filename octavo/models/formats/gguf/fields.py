@@ -24,7 +24,7 @@ _IGNORED_KEYS = frozenset({"vocab_size", "rope.scaling.finetuned"})
 # Keys of which only these values are supported.
 _NEUTRAL_KEYS: Mapping[str, tuple[object, ...]] = {
     "expert_shared_count": (0,),
-    "pooling_type": (0,),
+    "pooling_type": (0, 1, 3),
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
     "rope.scaling.yarn_log_multiplier": (0,),
