@@ -126,7 +126,10 @@ def _run(client: Client, environments: Path) -> tuple[str, str, dict[str, float]
                 print(*bad, done.stdout[-2000:], done.stderr[-4000:], sep="\n", file=sys.stderr)
                 lines = bad or done.stderr.strip().splitlines() or ["no message"]
                 return "fails", lines[-1][:200], server.leftovers()
-            return "ok", done.stdout.strip().splitlines()[-1], server.leftovers()
+            found = server.metrics()
+            cached = found["vllm:prefix_cache_hits_total"] / max(1, found["vllm:prefix_cache_queries_total"])
+            detail = done.stdout.strip().splitlines()[-1]
+            return "ok", f"{detail}; {cached:.0%} of prompts cached", server.leftovers()
 
 
 def _server(client: Client, folder: Path) -> ServerProcess:
