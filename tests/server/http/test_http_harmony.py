@@ -8,9 +8,12 @@ import openai
 import pytest
 from conftest import TINY, served
 from http_helpers import LiveServer, chat
+from msgspec import to_builtins
+from test_http_agents import AGENT, ASK, FILES, HISTORY, TEXT
 from tiny_harmony import PIECES, TOOL, write_harmony_model
 
 from octavo import EngineConfig
+from octavo.server.api.responses.response_input import parse_response
 
 URL = "/v1/chat/completions"
 START, END, MESSAGE, CHANNEL, CONSTRAIN, RETURN, CALL = PIECES
@@ -197,6 +200,32 @@ def test_other_routes(oss: LiveServer) -> None:
     body["tool_choice"] = {"type": "any"}
     blocks = oss.post("/v1/messages", body).json()["content"]
     assert {block["type"] for block in blocks} <= {"thinking", "tool_use", "text"}
+
+
+def test_an_agents_conversation_is_harmony(oss: LiveServer) -> None:
+    """Namespaces and texts of history are the functions that the model knows, and custom tools come back."""
+    agents = {"input": [*HISTORY, *ASK["input"]], "tools": [FILES]}
+    chat_body = parse_response(json.dumps(agents).encode(), {}).chat
+    tools = [to_builtins(tool) for tool in chat_body.tools or ()]
+    prompt = prompt_of(oss, messages=chat_body.messages, tools=tools)
+    assert "<|start|>assistant to=functions.mcp__files__read<|channel|>commentary json<|message|>{}" in prompt
+    assert "type mcp__files__patch = (_: {" in prompt
+    head = "<|start|>assistant to=functions.mcp__files__patch<|channel|>commentary json<|message|>"
+    assert json.loads(prompt.partition(head)[2].partition("<|call|>")[0]) == {"input": TEXT}
+    for stream in (False, True):
+        body = {
+            **AGENT,
+            "model": None,
+            "input": [*HISTORY, *ASK["input"]],
+            "max_output_tokens": 4,
+            "stream": stream,
+        }
+        assert oss.post("/v1/responses", body).status_code == 200
+    text = {"type": "custom", "custom": {"name": "patch"}}
+    head_of_call = (CHANNEL, "commentary to=functions.patch ", CONSTRAIN, "json", MESSAGE)
+    body = dictated(oss, (*THOUGHT, *head_of_call, json.dumps({"input": TEXT}), CALL))
+    body["tools"], body["tool_choice"] = [text], "auto"
+    assert oss.post(URL, body).status_code == 400  # a custom tool is strict, beside a grammar of one's own
 
 
 def test_openais_client_goes_round(oss: LiveServer) -> None:

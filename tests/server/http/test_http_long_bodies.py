@@ -29,6 +29,23 @@ ID = {"X-Request-Id": "the-same"}
 HELLO = [{"role": "user", "content": "Hello"}]
 HUGE = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "maximum": 10**400}}}
 REGEX = {"structured_outputs": {"regex": "[ab]{3}"}}
+TEXTS = {"type": "custom", "custom": {"name": "f"}}
+WORD = {
+    "type": "custom",
+    "name": "patch",
+    "format": {"type": "grammar", "syntax": "regex", "definition": "ab\n"},
+}
+PATCHED = {
+    **{
+        "input": HELLO,
+        "temperature": 0,
+        "max_output_tokens": 120,
+        "user": "me",
+        "parallel_tool_calls": False,
+    },
+    "tools": [{"type": "namespace", "name": "mcp__", "tools": [WORD]}, {"type": "web_search"}],
+    "tool_choice": {"type": "custom", "name": "patch"},
+}
 CASES: list[tuple[str, dict[str, Any]]] = [
     (CHAT, chat("Hello")),
     (CHAT, chat("Hello", stream=True, stream_options={"include_usage": True})),
@@ -52,6 +69,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     (
         RESPONSES,
         {"input": HELLO, "metadata": {"a": "b"}, "temperature": 0, "max_output_tokens": 8, "stream": True},
+    ),
+    *((RESPONSES, {**PATCHED, "stream": stream}) for stream in (False, True)),
+    (
+        CHAT,
+        chat("Hello", tools=[TEXTS], tool_choice={"type": "custom", "custom": {"name": "f"}}, max_tokens=90),
     ),
     (MESSAGES, {"messages": HELLO, "max_tokens": 8, "temperature": 0, "stop_sequences": ["e"]}),
     (MESSAGES, {"messages": HELLO, "max_tokens": 8, "temperature": 0, "stream": True}),

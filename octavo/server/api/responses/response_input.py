@@ -9,7 +9,7 @@ from octavo.server.api.anthropic.signature import carried
 from octavo.server.api.body import decode
 from octavo.server.api.responses.response_store import OPTION
 from octavo.server.api.responses.response_structs import AnyTool, ResponsesRequest, TextFormat
-from octavo.server.api.responses.response_tools import chat_choice, chat_tools, flat_name
+from octavo.server.api.responses.response_tools import Names, chat_choice, chat_tools, known_name, names_of
 from octavo.server.api.sampling import Defaults
 from octavo.server.api.structs import MAX_TOOLS, ChatRequest
 from octavo.server.api_errors import ApiError, refused
@@ -97,13 +97,14 @@ def chat_of(fields: ResponsesRequest) -> ChatRequest:
         ApiError: an item is of a kind that is not supported.
     """
     messages: list[dict[str, Any]] = []
+    names = names_of(fields.tools or ())
     if fields.instructions is not None:
         messages.append({"role": "system", "content": fields.instructions})
     if isinstance(fields.input, str):
         messages.append({"role": "user", "content": fields.input})
     else:
         for index, item in enumerate(fields.input):
-            _add(messages, item, f"input[{index}]")
+            _add(messages, item, f"input[{index}]", names)
     return ChatRequest(
         # A client that only asks whether somebody is there may send no items.
         messages=messages or [{"role": "user", "content": ""}],
@@ -116,7 +117,7 @@ def chat_of(fields: ResponsesRequest) -> ChatRequest:
     )
 
 
-def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> None:
+def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str, names: Names) -> None:
     """Add an item. Reasoning, text and calls of one turn become one message of the assistant."""
     item = {name: value for name, value in item.items() if value is not None}
     kind = _checked_kind(item, where)
@@ -125,7 +126,7 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> No
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
     elif kind in ("function_call", "custom_tool_call"):
         calls = _turn(messages, calls=True).setdefault("tool_calls", [])
-        calls.append(_call(item, where, is_custom=kind == "custom_tool_call"))
+        calls.append(_call(item, where, names, is_custom=kind == "custom_tool_call"))
     elif kind == "reasoning":
         _think(messages, item, where)
     elif item.get("role") == "assistant":
@@ -158,10 +159,11 @@ def _checked_kind(item: dict[str, Any], where: str) -> str:
     return kind
 
 
-def _call(item: dict[str, Any], where: str, *, is_custom: bool) -> dict[str, Any]:
+def _call(item: dict[str, Any], where: str, names: Names, *, is_custom: bool) -> dict[str, Any]:
     if "name" not in item:
         raise ApiError(400, f"{where}.name: expected a string, got none", param=f"{where}.name")
-    name = flat_name(item.get("namespace"), item["name"])
+    # Clients may leave out the namespace; the model must read the name that it wrote.
+    name = known_name(item["name"], item.get("namespace"), names)
     if is_custom:
         called = {"custom": {"name": name, "input": item.get("input", "")}, "type": "custom"}
     else:

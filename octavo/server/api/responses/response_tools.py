@@ -96,7 +96,7 @@ def chat_choice(fields: ResponsesRequest) -> ToolChoice | None:
     if choice.type != "allowed_tools":
         if choice.name is None:
             raise refused("tool_choice", f"must hold a name for its type {choice.type}")
-        return NamedTool(type="function", function=FunctionChoice(name=_found(choice.name, None, names)))
+        return NamedTool(type="function", function=FunctionChoice(name=known_name(choice.name, None, names)))
     if choice.mode is None or choice.tools is None:
         raise refused("tool_choice", "must hold mode and tools for its type allowed_tools")
     allowed = [{"name": name} for tool in choice.tools for name in _allowed(tool, names)]
@@ -112,10 +112,10 @@ def _allowed(tool: JsonObject, names: Names) -> list[str]:
         return [flat for flat, (inside, _) in names.items() if inside == name]
     if kind not in ("function", "custom") or not isinstance(name, str):
         raise refused("tool_choice", "must name each of its tools, such as {type: function, name: f}")
-    return [_found(name, space, names)]
+    return [known_name(name, space, names)]
 
 
-def _found(name: str, space: object, names: Names) -> str:
+def known_name(name: str, space: object, names: Names) -> str:
     """Return the name by which the model knows a tool, which may be named without its namespace."""
     flat = flat_name(space, name)
     if flat in names:
