@@ -92,4 +92,5 @@ def run_jobs(*agents: Callable[[str, bool], str]) -> None:
                     path.unlink()
                 for path, text in before.items():
                     path.write_text(text)
-    print(f"{len(agents) * len(jobs())} tasks, whole and streamed: {', '.join(a.__name__ for a in agents)}")
+    # What a library has printed last may have no end of a line.
+    print(f"\n{len(agents) * len(jobs())} tasks, whole and streamed: {', '.join(a.__name__ for a in agents)}")

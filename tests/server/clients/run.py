@@ -39,6 +39,7 @@ class Client:
         model: what is served; None: the tiny model of random weights.
         tools: a model of random weights is served that does agent_scripts.TASKS with these tools instead.
             Without, an agent says hello to the model.
+        form: how the model of random weights writes.
     """
 
     name: str
@@ -46,10 +47,12 @@ class Client:
     environment: str
     model: str | None = None
     tools: str = ""
+    form: str = "qwen"
 
     @property
     def label(self) -> str:
-        return f"{self.name} ({self.tools or self.model or 'random'})"
+        form = "" if self.form == "qwen" else f", {self.form}"
+        return f"{self.name} ({self.tools or self.model or 'random'}{form})"
 
 
 CLIENTS = (
@@ -62,6 +65,9 @@ CLIENTS = (
     Client("codex", "@openai/codex", "npm", tools="codex"),
     Client("codex", "@openai/codex", "npm", tools="codex_freeform"),
     Client("claude_code", "@anthropic-ai/claude-code", "npm", tools="claude"),
+    Client("codex", "@openai/codex", "npm", tools="codex", form="harmony"),
+    Client("codex", "@openai/codex", "npm", tools="codex_freeform", form="harmony"),
+    Client("claude_code", "@anthropic-ai/claude-code", "npm", tools="claude", form="harmony"),
     Client("codex", "@openai/codex", "npm", SMOLLM2),
     Client("claude_code", "@anthropic-ai/claude-code", "npm", SMOLLM2),
     Client("opencode", "opencode-ai", "npm", tools="opencode"),
@@ -139,7 +145,7 @@ def _server(client: Client, folder: Path) -> ServerProcess:
         turns, jobs = prepared(client.tools, folder)
         script.write_text(json.dumps(turns))
         (folder / "jobs.json").write_text(json.dumps(jobs))
-        options = ("--script", str(script), *SCRIPTED_OPTIONS)
+        options = ("--script", str(script), "--form", client.form, *SCRIPTED_OPTIONS)
         return ServerProcess(*options, script=HERE / "scripted_server.py")
     if client.environment == "npm":
         job = {"request": "Say hello.", "answer": "", "folder": str(folder), "streamed": True}
