@@ -95,10 +95,15 @@ class PooledCalls:
         return [read_pooled(reader, prompt, prompt_name=name, keep=keep) for prompt in listed]
 
     def _pool(self, prompts: Sequence[TokenIds], cache_salt: str) -> list[RequestOutput]:
+        """Pool prompts; equal ones once, so that rounding does not tell them apart."""
+        keys = [prompt.packed.tobytes() for prompt in prompts]
         with closing(self._shared.caller()) as caller, no_full_collections():
-            outputs = [caller.add(ids, POOLED, cache_salt=cache_salt, read_along=False) for ids in prompts]
-            self._shared.run_until(lambda: all(output.finished for output in outputs))
-        return outputs
+            outputs = {
+                key: caller.add(ids, POOLED, cache_salt=cache_salt, read_along=False)
+                for key, ids in dict(zip(keys, prompts, strict=True)).items()
+            }
+            self._shared.run_until(lambda: all(output.finished for output in outputs.values()))
+        return [outputs[key] for key in keys]
 
 
 def _output(pooling: Pooling, output: RequestOutput, dimensions: int | None = None) -> PooledOutput:

@@ -197,11 +197,15 @@ class Context:
     ) -> list[RequestOutput]:
         """Pool prompts, as many at a time as the queue holds, and return their outputs in order.
 
+        Equal prompts are pooled once, so that rounding does not tell them apart.
+
         Raises:
             OctavoError: as EngineLoop.submit.
         """
         outputs: list[RequestOutput] = []
-        left = list(prompts)
+        keys = [prompt.packed.tobytes() for prompt in prompts]
+        unique = dict(zip(keys, prompts, strict=True))
+        left = [*unique.values()]
         while left:
             num_tokens = itertools.accumulate(len(prompt.listed) for prompt in left)
             fits = sum(1 for total in num_tokens if total <= self.config.max_num_queued_tokens)
@@ -209,7 +213,8 @@ class Context:
             wave, left = left[:num], left[num:]
             generation = await self.generate(wave, POOLED, cache_salt=cache_salt, priority=priority)
             outputs += await generation.finish()
-        return outputs
+        by_key = dict(zip(unique, outputs, strict=True))
+        return [by_key[key] for key in keys]
 
     async def answer(self, request: Request) -> Response:
         """Answer a body by what is read in it.

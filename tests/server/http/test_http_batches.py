@@ -214,6 +214,8 @@ def test_without_a_folder_the_option_is_named(live: LiveServer) -> None:
         assert "--batch-dir" in answer.json()["error"]["message"]
     with pytest.raises(ConfigError, match="batch_dir"):
         ServerConfig(batch_dir="x", replicas=2)
+    with pytest.raises(ConfigError, match="batch_dir"):
+        store.Store(Path("/dev/null/x"))
 
 
 FORM = {"content-type": "multipart/form-data; boundary=y"}

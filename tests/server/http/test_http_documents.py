@@ -52,7 +52,7 @@ def test_every_field_is_named_and_has_an_effect(
     assert known <= read
 
 
-@pytest.mark.parametrize("kind", sorted(set(POOLED.values()), key=lambda kind: kind.__name__))
+@pytest.mark.parametrize("kind", [*dict.fromkeys(POOLED.values())])
 def test_every_field_of_pooled_routes_is_named_and_has_an_effect(kind: type[Struct]) -> None:
     assert set(kind.__struct_fields__) <= set(re.findall(r"`(\w+)`", EMBEDDINGS))
     folder = Path(octavo.server.__path__[0], "api", "pooled")

@@ -162,9 +162,12 @@ def test_a_reranker_s_order_and_scores_are_transformers(reranker: Served, path: 
 def test_equal_documents_keep_their_order_and_share_their_query(reranker: Served) -> None:
     server, _ = reranker
     query = "which of these is it? " * 8
-    documents = [*["same"] * 7, *(f"other {n}" for n in range(20))]
+    documents = [*["same"] * 7, *(f"other {n}" for n in range(20)), "same"]
     found = answer(server, "/v1/rerank", query=query, documents=documents)
-    assert [one["index"] for one in found["results"] if one["index"] < 7] == [*range(7)]
+    same = [*range(7), 27]
+    at = [one["index"] for one in found["results"]].index(0)
+    assert [one["index"] for one in found["results"]][at : at + 8] == same
+    assert len({one["relevance_score"] for one in found["results"] if one["index"] in same}) == 1
     # All but the first find the tokens before the document, up to the block that it shares with them.
     usage = found["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] > 0.8 * usage["prompt_tokens"]
@@ -304,8 +307,11 @@ def test_a_client_that_leaves_takes_its_prompts_along(embedder: Served) -> None:
 
 def test_lines_of_a_batch_are_answered_alike(embedder: Served, tmp_path: Path) -> None:
     server, _ = embedder
-    bodies = {"/v1/embeddings": {"input": "a"}, "/v1/score": {"text_1": "a", "text_2": "b"}}
-    bodies["/v1/rerank"] = {"query": "a", "documents": ["b", "c"]}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/embeddings": {"input": "a"},
+        "/v1/score": {"text_1": "a", "text_2": "b"},
+        "/v1/rerank": {"query": "a", "documents": ["b", "c"]},
+    }
     lines = [json.dumps({"custom_id": url, "url": url, "body": body}) for url, body in bodies.items()]
     (tmp_path / "in").write_text("\n".join(lines))
     requests, output = read_batch(tmp_path / "in"), tmp_path / "out"
@@ -313,8 +319,11 @@ def test_lines_of_a_batch_are_answered_alike(embedder: Served, tmp_path: Path) -
     assert server.on_events(work) == 0
     for line in map(json.loads, output.read_text().splitlines()):
         expected = answer(server, line["custom_id"], **bodies[line["custom_id"]])
-        for name in ("data", "results"):
-            assert line["response"]["body"].get(name) == expected.get(name)
+        found = line["response"]["body"]
+        assert found.keys() == expected.keys()
+        for name in ("embedding", "score", "relevance_score"):
+            for one, other in zip(found.get("data", []), expected.get("data", []), strict=True):
+                assert one.get(name) == pytest.approx(other.get(name), abs=1e-5)
 
 
 ANY = st.recursive(

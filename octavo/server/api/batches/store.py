@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from msgspec import Struct
 
+from octavo.errors import ConfigError
 from octavo.own_files import make_own_folder
 from octavo.server.api_errors import ApiError
 
@@ -104,12 +105,15 @@ class Store:
     """The folder. Its methods block for a disk's time.
 
     Raises:
-        ConfigError, OSError: the folder cannot be made, or is another user's.
+        ConfigError: the folder cannot be made, or is another user's.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        make_own_folder(folder)
+        try:
+            make_own_folder(folder)
+        except OSError as error:
+            raise ConfigError(f"batch_dir must be a folder of your own, got {folder}: {error}") from error
 
     def upload(self, holder: str, filename: str, content: bytes) -> FileObject:
         """Keep a file of a client's.
