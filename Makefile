@@ -28,6 +28,7 @@ RAY := build/ray-2.60.0
 
 # Clients of others, in environments of their own: what they depend on does not agree.
 CLIENTS := build/clients
+CLIENT_ENVIRONMENTS := apps guidellm aiperf agents aider crewai
 
 # Every script that tortures a server, short ones first.
 STRESS := equality ticks overload streams hostile signals soak
@@ -61,7 +62,7 @@ docs: .venv/installed-docs
 	@$(BIN)/zensical build --strict --config-file mkdocs.yml
 	@echo "octavo: the site is in build/site; begin with index.html"
 
-client-test: $(CLIENTS)/apps/installed $(CLIENTS)/guidellm/installed $(CLIENTS)/aiperf/installed .venv/installed-dev
+client-test: $(CLIENT_ENVIRONMENTS:%=$(CLIENTS)/%/installed) $(CLIENTS)/npm/installed .venv/installed-dev
 	$(BIN)/python tests/server/clients/run.py
 
 fuzz-server: $(CLIENTS)/fuzz/installed .venv/installed-dev
@@ -73,6 +74,13 @@ stress: .venv/installed-dev
 $(CLIENTS)/%/installed: tests/server/clients/requirements/%.txt
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+# Codex, Claude Code, opencode and libraries of Node's, 1.4 GB.
+$(CLIENTS)/npm/installed: tests/server/clients/npm/package-lock.json
+	@mkdir -p $(@D)
+	cp tests/server/clients/npm/package*.json $(@D)
+	npm install --prefix $(@D) --no-audit --no-fund
 	@touch $@
 
 # What `make test` leaves out to stay short: the same under more settings.

@@ -26,6 +26,7 @@ NOT_RUN = {
     r"(OCTAVO_\w+=\S+ )+octavo serve smollm2": "docs/serving.md runs the same server",
     r".*-tp 3": "tests/parallel runs ranks on a CPU",
     r"octavo compile MODEL": "MODEL stands for another one; tests/cli runs it",
+    r"octavo launch": "its agents come from npm; tests/cli runs it, and make client-test runs them",
     r"octavo bench": "it measures for long; tests/cli/test_cli.py and tests/bench_client run it small",
     r"(OCTAVO_\w+=\S+ )*serve run": "it needs Ray, which `make ray-test` installs",
     r"pip install .*\[(ray|otel)\]": "tests/test_resolution.py resolves it",

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -132,6 +132,31 @@ def run_batch(
     from octavo.cli.serve import run_batch
 
     run_batch(model, engine, input_file, output_file, quiet=quiet)
+
+
+@app.command
+def launch(
+    agent: Literal["codex", "claude"],
+    /,
+    *arguments: Annotated[str, Parameter(show_env_var=False)],
+    base_url: Annotated[str, in_group("Server")] = "http://127.0.0.1:8000",
+    served_model_name: Annotated[str | None, in_group("Server")] = None,
+    write: Annotated[bool, in_group("Files")] = False,
+) -> None:
+    """Start Codex or Claude Code against a running server, and show the configuration that it gets.
+
+    The server's key comes from OCTAVO_API_KEY.
+
+    Args:
+        agent: codex or claude.
+        arguments: the agent's own, after `--`.
+        base_url: where the server is.
+        served_model_name: which of the server's models; default: its first.
+        write: after a question, keep the configuration in a file that the agent can also be started with.
+    """
+    from octavo.cli.launch import run_launch
+
+    run_launch(agent, arguments, base_url, served_model_name, write=write)
 
 
 @app.command

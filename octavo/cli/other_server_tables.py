@@ -270,7 +270,6 @@ complete completion cli | octavo generate PROMPT
 benchmark llama-bench | octavo bench
 download | octavo inspect HUB_ID | a hub id is downloaded when it is first used (octavo[hf])
 convert quantize | | --quantization rounds a model while it is loaded
-launch | octavo serve MODEL | with --replicas for several engines
 """
 
 

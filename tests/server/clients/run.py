@@ -2,77 +2,180 @@
 
     python tests/server/clients/run.py [--environments build/clients] [--only NAME ...] [--save MACHINE]
 
-A client is a file with_NAME.py, which gets the URL of a server and a folder with the tiny model's tokenizer.
-Its last line says what it did; its exit code says whether it worked.
+A client is a file with_NAME.py or .mjs, which gets the URL of a server and a folder: with the tiny model's
+tokenizer, or with the jobs of agents, for whom a scripted model reads files, edits them, runs a check and
+answers. Its last line says what it did; its exit code says whether it worked. An agent fails, too, if a file
+is not what it should be at the end, or if any answer had a status of 400 or more.
 """
 
 import json
+import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent / "stress"))
 
+from agent_scripts import differences, prepared  # noqa: E402
 from server_process import ROOT, SMOLLM2, ServerProcess  # noqa: E402
 from stress_report import make_parser, report  # noqa: E402
 from support.common import table  # noqa: E402
 from tiny_chat import write_model  # noqa: E402
 
-# Client, package, environment, model.
+
+@dataclass(frozen=True)
+class Client:
+    """A row of the table.
+
+    Attributes:
+        name: of its file.
+        package: of PyPI or npm; empty: only its bodies are sent.
+        environment: folder below --environments.
+        model: what is served; None: the tiny model of random weights.
+        tools: a model of random weights is served that does agent_scripts.TASKS with these tools instead.
+            Without, an agent says hello to the model.
+        form: how the model of random weights writes.
+    """
+
+    name: str
+    package: str
+    environment: str
+    model: str | None = None
+    tools: str = ""
+    form: str = "qwen"
+
+    @property
+    def label(self) -> str:
+        form = "" if self.form == "qwen" else f", {self.form}"
+        return f"{self.name} ({self.tools or self.model or 'random'}{form})"
+
+
 CLIENTS = (
-    ("langchain", "langchain-openai", "apps", SMOLLM2),
-    ("litellm", "litellm", "apps", SMOLLM2),
-    ("llm", "llm", "apps", SMOLLM2),
-    ("lm_eval", "lm-eval", "apps", None),
-    ("guidellm", "guidellm", "guidellm", None),
-    ("aiperf", "aiperf", "aiperf", None),
+    Client("langchain", "langchain-openai", "apps", SMOLLM2),
+    Client("litellm", "litellm", "apps", SMOLLM2),
+    Client("llm", "llm", "apps", SMOLLM2),
+    Client("lm_eval", "lm-eval", "apps"),
+    Client("guidellm", "guidellm", "guidellm"),
+    Client("aiperf", "aiperf", "aiperf"),
+    Client("codex", "@openai/codex", "npm", tools="codex"),
+    Client("codex", "@openai/codex", "npm", tools="codex_freeform"),
+    Client("claude_code", "@anthropic-ai/claude-code", "npm", tools="claude"),
+    Client("codex", "@openai/codex", "npm", tools="codex", form="harmony"),
+    Client("codex", "@openai/codex", "npm", tools="codex_freeform", form="harmony"),
+    Client("claude_code", "@anthropic-ai/claude-code", "npm", tools="claude", form="harmony"),
+    Client("codex", "@openai/codex", "npm", SMOLLM2),
+    Client("claude_code", "@anthropic-ai/claude-code", "npm", SMOLLM2),
+    Client("opencode", "opencode-ai", "npm", tools="opencode"),
+    Client("aider", "aider-chat", "aider", tools="aider"),
+    Client("openai_agents", "openai-agents", "agents", tools="own"),
+    Client("pydantic_ai", "pydantic-ai-slim", "agents", tools="own"),
+    Client("smolagents", "smolagents", "agents", tools="smolagents"),
+    Client("langgraph", "langgraph", "agents", tools="own"),
+    Client("ollama", "ollama", "agents", tools="own"),
+    Client("open_webui", "", "agents", tools="own"),
+    Client("crewai", "crewai", "crewai", tools="own"),
+    Client("ai_sdk", "ai", "npm", tools="own"),
+    Client("continue", "@continuedev/openai-adapters", "npm", tools="own"),
 )
 OPTIONS = ("--num-blocks", "512", "--served-model-name", "octavo")
-TIMEOUT_S = 240
+SCRIPTED_OPTIONS = ("--num-blocks", "16384", "--access-log", "--response-store-mib", "16")
+TIMEOUT_S = 600
 _VERSION = "import sys, importlib.metadata as m; print(m.version(sys.argv[1]))"
+_BAD_STATUS = re.compile(r"octavo\.server: \S+ \w+ '(\S+)' ([45]\d\d)")
 
 
 def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--environments", type=Path, default=ROOT / "build" / "clients")
-    parser.add_argument("--only", nargs="+", choices=[name for name, *_ in CLIENTS])
+    parser.add_argument("--only", nargs="+", choices=sorted({client.name for client in CLIENTS}))
     arguments = parser.parse_args()
+    environments = arguments.environments.absolute()
     rows, failures = [], []
-    for name, package, environment, model in CLIENTS:
-        if arguments.only and name not in arguments.only:
+    for client in CLIENTS:
+        if arguments.only and client.name not in arguments.only:
             continue
-        python = arguments.environments.absolute() / environment / "bin" / "python"
-        version = _output([str(python), "-c", _VERSION, package]).strip()
         begun = time.monotonic()
-        outcome, detail, left = _run(python, name, model)
-        rows.append([package, version, outcome, f"{time.monotonic() - begun:.0f}", detail])
-        print(name, outcome, detail, flush=True)
+        outcome, detail, left = _run(client, environments)
+        version = _version(client, environments)
+        rows.append([client.label, version, outcome, f"{time.monotonic() - begun:.0f}", detail])
+        print(client.label, outcome, detail, flush=True)
         if outcome != "ok":
-            failures.append(f"{name}: {detail}")
-        failures += [f"{name}: left {left}"] if left else []
+            failures.append(f"{client.label}: {detail}")
+        failures += [f"{client.label}: left {left}"] if left else []
     print(table(["client", "version", "outcome", "s", "what it did"], rows))
     return report("clients", {"rows": rows, "failures": failures}, arguments)
 
 
-def _run(python: Path, name: str, model: str | None) -> tuple[str, str, dict[str, float]]:
+def _run(client: Client, environments: Path) -> tuple[str, str, dict[str, float]]:
     """Run a client against a server of its own; return the outcome, its last line, and what is left."""
-    with ServerProcess(*OPTIONS, model=model) as server, tempfile.TemporaryDirectory() as folder:
-        tokenizer = write_model(Path(folder))
-        config = tokenizer / "tokenizer_config.json"
-        kind = {"tokenizer_class": "PreTrainedTokenizerFast"}
-        config.write_text(json.dumps(json.loads(config.read_text()) | kind))
-        command = [str(python), str(HERE / f"with_{name}.py"), server.url, folder]
-        try:
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            return "hangs", f"no end after {TIMEOUT_S} s", server.leftovers()
-        if done.returncode != 0:
-            print(done.stdout[-2000:], done.stderr[-4000:], file=sys.stderr)
-            return "fails", (done.stderr.strip().splitlines() or ["no message"])[-1][:200], server.leftovers()
-        return "ok", done.stdout.strip().splitlines()[-1], server.leftovers()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with _server(client, folder) as server:
+            try:
+                done = subprocess.run(
+                    [*_program(client, environments), server.url, name, client.tools],
+                    cwd=folder,
+                    env={**os.environ, "OCTAVO_NPM": str(environments / "npm" / "node_modules")},
+                    capture_output=True,
+                    text=True,
+                    timeout=TIMEOUT_S,
+                )
+            except subprocess.TimeoutExpired:
+                return "hangs", f"no end after {TIMEOUT_S} s", server.leftovers()
+            bad = [*map(" ".join, _BAD_STATUS.findall(server.errors())), *differences(folder)]
+            if done.returncode != 0 or bad:
+                print(*bad, done.stdout[-2000:], done.stderr[-4000:], sep="\n", file=sys.stderr)
+                lines = bad or done.stderr.strip().splitlines() or ["no message"]
+                return "fails", lines[-1][:200], server.leftovers()
+            found = server.metrics()
+            cached = found["vllm:prefix_cache_hits_total"] / max(1, found["vllm:prefix_cache_queries_total"])
+            detail = done.stdout.strip().splitlines()[-1]
+            return "ok", f"{detail}; {cached:.0%} of prompts cached", server.leftovers()
+
+
+def _server(client: Client, folder: Path) -> ServerProcess:
+    """Start the server of a row; a client finds the tiny model's tokenizer in its folder, or nothing."""
+    if client.tools:
+        script = folder / "script.json"
+        turns, jobs = prepared(client.tools, folder)
+        script.write_text(json.dumps(turns))
+        (folder / "jobs.json").write_text(json.dumps(jobs))
+        options = ("--script", str(script), "--form", client.form, *SCRIPTED_OPTIONS)
+        return ServerProcess(*options, script=HERE / "scripted_server.py")
+    if client.environment == "npm":
+        job = {"request": "Say hello.", "answer": "", "folder": str(folder), "streamed": True}
+        (folder / "jobs.json").write_text(json.dumps([job]))
+    config = write_model(folder) / "tokenizer_config.json"
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    config.write_text(json.dumps(json.loads(config.read_text()) | kind))
+    log = ("--access-log",) if client.environment == "npm" else ()
+    return ServerProcess(*OPTIONS, *log, model=client.model)
+
+
+def _program(client: Client, environments: Path) -> list[str]:
+    """Return the command of a client: packages of npm are driven by this Python, or by a script of Node's."""
+    module = HERE / f"with_{client.name}.mjs"
+    if module.exists():
+        return ["node", str(module)]
+    python = environments / client.environment / "bin" / "python"
+    return [
+        sys.executable if client.environment == "npm" else str(python),
+        str(HERE / f"with_{client.name}.py"),
+    ]
+
+
+def _version(client: Client, environments: Path) -> str:
+    folder = environments / client.environment
+    if not client.package:
+        return "bodies"
+    if client.environment == "npm":
+        return json.loads((folder / "node_modules" / client.package / "package.json").read_text())["version"]
+    return _output([str(folder / "bin" / "python"), "-c", _VERSION, client.package]).strip()
 
 
 def _output(command: list[str]) -> str:
