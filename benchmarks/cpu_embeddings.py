@@ -83,7 +83,7 @@ def _octavo(folder: Path, texts: list[str]) -> dict[str, float]:
 
 
 def _sentence_transformers(folder: Path, texts: list[str]) -> dict[str, float]:
-    from sentence_transformers import SentenceTransformer
+    from sentence_transformers import SentenceTransformer  # pyright: ignore[reportMissingImports]
 
     model = SentenceTransformer(str(folder), device="cpu", model_kwargs={"torch_dtype": "float32"})
     model.encode(texts[:2])

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from octavo.server.api.anthropic.messages_blocks import BlockReader
-from octavo.server.api.anthropic.messages_structs import NO_THREAD, CountRequest, MessagesRequest, TokenCount
+from octavo.server.api.anthropic.messages_structs import NO_THREAD, PromptFields, MessagesRequest, TokenCount
 from octavo.server.api.anthropic.messages_tools import choice_of, descriptions_of, tools_of
 from octavo.server.api.body import decode
 from octavo.server.api.left_out import SEARCH_TOOLS
@@ -34,7 +34,7 @@ def counted(materials: Materials, body: bytes) -> Answered:
     Raises:
         ApiError, ChatTemplateError, PromptError: it is malformed.
     """
-    fields, left_out = decode(body, CountRequest)
+    fields, left_out = decode(body, PromptFields)
     check_model(fields.model, materials.model)
     chat, prompts = chat_of(fields, left_out), materials.prompts
     shown = rendered(prompts, chat, toolbox_of(chat, materials.formats, None))
@@ -42,7 +42,7 @@ def counted(materials: Materials, body: bytes) -> Answered:
     return msgspec.json.encode(TokenCount(count)), _with_thread(fields, left_out)
 
 
-def _with_thread(fields: CountRequest, left_out: tuple[str, ...]) -> tuple[str, ...]:
+def _with_thread(fields: PromptFields, left_out: tuple[str, ...]) -> tuple[str, ...]:
     """Return what is left out, with the wish that the conversation be kept.
 
     Raises:
@@ -56,7 +56,7 @@ def _with_thread(fields: CountRequest, left_out: tuple[str, ...]) -> tuple[str, 
     return (*left_out, "thread")
 
 
-def chat_of(fields: CountRequest, left_out: Sequence[str] = ()) -> ChatRequest:
+def chat_of(fields: PromptFields, left_out: Sequence[str] = ()) -> ChatRequest:
     """Return a request as a chat. A last message of the assistant is continued.
 
     Args:
@@ -86,7 +86,7 @@ def chat_of(fields: CountRequest, left_out: Sequence[str] = ()) -> ChatRequest:
     )
 
 
-def _messages(fields: CountRequest, blocks: BlockReader) -> list[JsonObject]:
+def _messages(fields: PromptFields, blocks: BlockReader) -> list[JsonObject]:
     messages: list[JsonObject] = []
     if fields.system is not None and fields.system != []:
         messages.append({"role": "system", "content": blocks.text(fields.system, "system", "system")})
@@ -101,14 +101,14 @@ def _messages(fields: CountRequest, blocks: BlockReader) -> list[JsonObject]:
     return messages
 
 
-def _effort(fields: CountRequest) -> str | None:
+def _effort(fields: PromptFields) -> str | None:
     """Return the effort that a message asked for last, or else the request."""
     wishes = [fields.output_config, *(message.output_config for message in fields.messages)]
     efforts = [wish.effort for wish in wishes if wish is not None and wish.effort is not None]
     return efforts[-1] if efforts else None
 
 
-def _form(fields: CountRequest) -> ResponseFormat | None:
+def _form(fields: PromptFields) -> ResponseFormat | None:
     form = None if fields.output_config is None else fields.output_config.format
     form = form or fields.output_format
     if form is None:

@@ -168,8 +168,8 @@ class ThreadParam(Struct, forbid_unknown_fields=True, kw_only=True):
     previous_message_id: str | None = None
 
 
-class CountRequest(RequestBody, forbid_unknown_fields=True, kw_only=True):
-    """Body of POST /v1/messages/count_tokens: what /v1/messages takes."""
+class PromptFields(RequestBody, forbid_unknown_fields=True, kw_only=True):
+    """What both routes take."""
 
     api: ClassVar[str] = "messages"
 
@@ -184,7 +184,6 @@ class CountRequest(RequestBody, forbid_unknown_fields=True, kw_only=True):
     # The name that clients of 2025 give to output_config.format.
     output_format: JsonFormat | None = None
     thread: ThreadParam | None = None
-    max_tokens: int | None = None
     stop_sequences: Annotated[list[Stop], Meta(max_length=16)] | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -192,7 +191,13 @@ class CountRequest(RequestBody, forbid_unknown_fields=True, kw_only=True):
     stream: bool | None = None
 
 
-class MessagesRequest(CountRequest, forbid_unknown_fields=True, kw_only=True):
+class CountRequest(PromptFields, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /v1/messages/count_tokens."""
+
+    max_tokens: int | None = None
+
+
+class MessagesRequest(PromptFields, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /v1/messages."""
 
     max_tokens: int
