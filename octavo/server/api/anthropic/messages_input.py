@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from octavo.server.api.anthropic.messages_blocks import BlockReader
-from octavo.server.api.anthropic.messages_structs import NO_THREAD, PromptFields, MessagesRequest, TokenCount
+from octavo.server.api.anthropic.messages_structs import NO_THREAD, CountRequest, MessagesRequest, TokenCount
 from octavo.server.api.anthropic.messages_tools import choice_of, descriptions_of, tools_of
 from octavo.server.api.body import decode
 from octavo.server.api.left_out import SEARCH_TOOLS
@@ -15,6 +15,9 @@ from octavo.server.api.structs import ChatRequest, JsonObject, JsonSchema, Respo
 from octavo.server.api.toolbox import rendered, toolbox_of
 from octavo.server.api_errors import ApiError, refused
 from octavo.server.reading.requests import Answered, ChatInput, Materials, check_model
+
+# Both routes read the same prompt.
+Fields = CountRequest | MessagesRequest
 
 
 def parse_messages(body: bytes, defaults: Defaults) -> ChatInput:
@@ -34,7 +37,7 @@ def counted(materials: Materials, body: bytes) -> Answered:
     Raises:
         ApiError, ChatTemplateError, PromptError: it is malformed.
     """
-    fields, left_out = decode(body, PromptFields)
+    fields, left_out = decode(body, CountRequest)
     check_model(fields.model, materials.model)
     chat, prompts = chat_of(fields, left_out), materials.prompts
     shown = rendered(prompts, chat, toolbox_of(chat, materials.formats, None))
@@ -42,7 +45,7 @@ def counted(materials: Materials, body: bytes) -> Answered:
     return msgspec.json.encode(TokenCount(count)), _with_thread(fields, left_out)
 
 
-def _with_thread(fields: PromptFields, left_out: tuple[str, ...]) -> tuple[str, ...]:
+def _with_thread(fields: Fields, left_out: tuple[str, ...]) -> tuple[str, ...]:
     """Return what is left out, with the wish that the conversation be kept.
 
     Raises:
@@ -56,7 +59,7 @@ def _with_thread(fields: PromptFields, left_out: tuple[str, ...]) -> tuple[str, 
     return (*left_out, "thread")
 
 
-def chat_of(fields: PromptFields, left_out: Sequence[str] = ()) -> ChatRequest:
+def chat_of(fields: Fields, left_out: Sequence[str] = ()) -> ChatRequest:
     """Return a request as a chat. A last message of the assistant is continued.
 
     Args:
@@ -86,7 +89,7 @@ def chat_of(fields: PromptFields, left_out: Sequence[str] = ()) -> ChatRequest:
     )
 
 
-def _messages(fields: PromptFields, blocks: BlockReader) -> list[JsonObject]:
+def _messages(fields: Fields, blocks: BlockReader) -> list[JsonObject]:
     messages: list[JsonObject] = []
     if fields.system is not None and fields.system != []:
         messages.append({"role": "system", "content": blocks.text(fields.system, "system", "system")})
@@ -101,14 +104,14 @@ def _messages(fields: PromptFields, blocks: BlockReader) -> list[JsonObject]:
     return messages
 
 
-def _effort(fields: PromptFields) -> str | None:
+def _effort(fields: Fields) -> str | None:
     """Return the effort that a message asked for last, or else the request."""
     wishes = [fields.output_config, *(message.output_config for message in fields.messages)]
     efforts = [wish.effort for wish in wishes if wish is not None and wish.effort is not None]
     return efforts[-1] if efforts else None
 
 
-def _form(fields: PromptFields) -> ResponseFormat | None:
+def _form(fields: Fields) -> ResponseFormat | None:
     form = None if fields.output_config is None else fields.output_config.format
     form = form or fields.output_format
     if form is None:
