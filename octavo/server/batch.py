@@ -116,7 +116,7 @@ def read_batch(path: Path) -> list[BatchRequest | BatchLine]:
             if not line.strip():
                 continue
             if len(found) == _MAX_REQUESTS:
-                raise PromptError(f"{path}: expected at most {_MAX_REQUESTS} requests; split the file")
+                raise PromptError(f"{path.name}: expected at most {_MAX_REQUESTS} requests; split the file")
             found.append(_read_line(line, number, seen))
     return found
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from octavo.errors import ConfigError
 from octavo.server.api.batches import store
+from octavo.server.api.batches.runner import Runner
 from octavo.server.config import ServerConfig
 
 Serve = Callable[..., LiveServer]
@@ -235,6 +236,94 @@ def test_a_form_that_is_none(batch_server: LiveServer, form: dict[str, Any], sta
     answer = batch_server.http.post("/v1/files", **form)
     assert answer.status_code == status, answer.text
     assert answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("head", "name"),
+    [
+        ('; filename="größe.jsonl"', "größe.jsonl"),
+        ("; filename*=unicode_escape''%5Cud800", "file"),
+        ("; filename*=a%00b''x", "file"),
+        ("; filename=plain.jsonl", "plain.jsonl"),
+    ],
+)
+def test_a_file_s_name_is_utf8(batch_server: LiveServer, head: str, name: str) -> None:
+    form = (
+        '--y\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--y\r\nContent-Disposition: '
+    )
+    form += f'form-data; name="file"{head}\r\nContent-Type: text/plain\r\n\r\nx\r\n\r\ny\r\n--y--\r\n'
+    answer = batch_server.http.post("/v1/files", content=form.encode(), headers=FORM)
+    assert (answer.status_code, answer.json()["filename"]) == (200, name)
+    assert batch_server.http.get(f"/v1/files/{answer.json()['id']}/content").content == b"x\r\n\r\ny"
+
+
+HOSTILE = [
+    b'--y\r\ncontent-disposition: form-data; name="file"; a="' + b";" * 2**20 + b'"\r\n\r\n\r\n--y--',
+    b"".join(b'--y\r\ncontent-disposition: form-data; name="%d"\r\n\r\n\r\n' % n for n in range(10**5))
+    + b"--y--",
+]
+
+
+@pytest.mark.parametrize("form", HOSTILE)
+def test_a_hostile_form_is_refused_at_once(batch_server: LiveServer, form: bytes) -> None:
+    begun = time.monotonic()
+    assert batch_server.http.post("/v1/files", content=form, headers=FORM).status_code == 400
+    assert time.monotonic() - begun < 10
+
+
+def test_lists_honour_what_they_are_asked_for(batch_server: LiveServer) -> None:
+    ids = [upload(batch_server, b"x")["id"] for _ in range(3)]
+
+    def listed(**query: str) -> list[str]:
+        return [one["id"] for one in batch_server.http.get("/v1/files", params=query).json()["data"]]
+
+    newest = listed()
+    assert set(newest) == set(ids)
+    assert listed(order="asc") == newest[::-1]
+    assert listed(after=newest[0]) == newest[1:]
+    assert listed(after=newest[1], order="asc") == newest[:1]
+    assert listed(purpose="batch") == newest
+    assert listed(purpose="batch_output") == []
+    # A page that began anew would never end.
+    for query in ({"after": "file-gone"}, {"order": "up"}, {"limit": "0"}):
+        answer = batch_server.http.get("/v1/files", params=query)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, *query)
+
+
+def test_batches_that_are_over_make_room_and_files_bound_answers(
+    batch_server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "MAX_BATCHES", 1)
+    file = upload(batch_server, requests(1))["id"]
+    first = begin(batch_server, file)
+    ended(batch_server, first["id"])
+    monkeypatch.setattr(store, "MAX_BYTES", 1)
+    second = ended(batch_server, begin(batch_server, file)["id"])
+    assert batch_server.http.get(f"/v1/batches/{first['id']}").status_code == 404
+    assert second["status"] == "failed"
+    assert "delete some" in second["errors"]["data"][0]["message"]
+
+
+def test_an_error_does_not_tell_the_folder(batch_server: LiveServer, tmp_path: Path) -> None:
+    file = upload(batch_server, requests(1))
+    (tmp_path / "batches" / f"{file['id']}.data").unlink()
+    found = ended(batch_server, begin(batch_server, file["id"])["id"])
+    assert found["status"] == "failed"
+    assert str(tmp_path) not in json.dumps(found)
+
+
+def test_thousands_of_answers_are_taken_up_in_a_moment(tmp_path: Path) -> None:
+    kept = store.Store(tmp_path / "batches")
+    batch = kept.add_batch(
+        "", {"endpoint": "/v1/completions", "input_file_id": "", "completion_window": "24h"}
+    )
+    line = (
+        json.dumps({"id": "a", "custom_id": "b", "response": None, "error": None, "pad": "x" * 2000}) + "\n"
+    )
+    kept.path(f"{batch.id}.out").write_text(line * 20_000)
+    begun = time.monotonic()
+    assert Runner(kept, None)._answered(batch) == {"b"}  # type: ignore[arg-type]
+    assert time.monotonic() - begun < 5
 
 
 HEADS = [

@@ -1,7 +1,6 @@
 """/v1/files and /v1/batches, as OpenAI's client uses them."""
 
 import re
-from email.parser import BytesHeaderParser
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
@@ -17,6 +16,9 @@ from octavo.server.api_errors import ApiError, refused
 from octavo.server.context import Context, note_left_out
 
 _BOUNDARY = re.compile(r'boundary=(?:"([^"]{1,70})"|([^;\s]{1,70}))')
+# Names in the head of a form's part, and the most parts and bytes of a head: real forms have far less.
+_NAMES = re.compile(r';[ \t]*(name|filename)=(?:"([^"]*)"|([^;\s"]+))')
+_MOST_PARTS, _MOST_HEAD_BYTES = 16, 2048
 # Fields of an upload that may be left out: files are kept for one time.
 _LEFT_OUT = {"expires_after[anchor]", "expires_after[seconds]"}
 
@@ -36,7 +38,7 @@ async def upload(context: Context, request: Request) -> Response:
     """Keep a file."""
     runner = _runner(context)
     body = await context.bodies.read(request.scope, request.receive, kind=b"multipart/form-data")
-    fields = _parts(body, request.headers.get("content-type", ""))
+    fields = await context.run(request, _parts, body, request.headers.get("content-type", ""))
     note_left_out(request, sorted(fields.keys() & _LEFT_OUT))
     unknown = sorted(fields.keys() - {"file", "purpose"} - _LEFT_OUT)
     if unknown:
@@ -120,15 +122,23 @@ def _found(context: Context, request: Request, kind: type[Found]) -> Found:
 
 
 async def _listed(context: Context, request: Request, kind: type[Found]) -> Response:
-    listed = await context.run(request, _runner(context).store.all, kind)
-    own = [one for holder, one in listed if holder == _holder(request)]
-    query = request.query_params
-    names = [one.id for one in own]
-    if query.get("after") in names:
-        own = own[names.index(query["after"]) + 1 :]
-    limit = query.get("limit", "100")
+    runner, query = _runner(context), request.query_params
+    limit, order, purpose = query.get("limit", "100"), query.get("order", "desc"), query.get("purpose")
     if not limit.isdecimal() or not 1 <= int(limit[:6]) <= 10_000:
         raise refused("limit", "must be an integer in [1, 10000]")
+    if order not in ("asc", "desc"):
+        raise refused("order", "must be asc or desc")
+    listed = await context.run(request, runner.store.all, kind)
+    own = [one for holder, one in listed if holder == _holder(request)]
+    if purpose is not None:
+        own = [one for one in own if isinstance(one, FileObject) and one.purpose == purpose]
+    if order == "asc":
+        own.reverse()
+    if "after" in query:
+        names = [one.id for one in own]
+        if query["after"] not in names:
+            raise refused("after", "is none of the list; it may have been removed: begin again without it")
+        own = own[names.index(query["after"]) + 1 :]
     page = own[: int(limit)]
     ends = {"first_id": page[0].id, "last_id": page[-1].id} if page else {"first_id": None, "last_id": None}
     return _json({"object": "list", "data": page, "has_more": len(page) < len(own), **ends})
@@ -144,17 +154,20 @@ def _parts(body: bytes, content_type: str) -> dict[str, tuple[str, bytes]]:
     if boundary is None:
         raise ApiError(400, "expected a boundary in the header Content-Type", code="invalid_form")
     mark = b"\r\n--" + (boundary[1] or boundary[2]).encode("latin-1")
-    pieces = (b"\r\n" + body).split(mark)
+    pieces = (b"\r\n" + body).split(mark, _MOST_PARTS + 1)
     if len(pieces) < 3 or not pieces[-1].startswith(b"--"):
-        raise ApiError(400, "expected a form of parts that end with the boundary", code="invalid_form")
+        text = f"expected a form of at most {_MOST_PARTS} parts that end with the boundary"
+        raise ApiError(400, text, code="invalid_form")
     found: dict[str, tuple[str, bytes]] = {}
     for piece in pieces[1:-1]:
-        head, divided, content = piece.removeprefix(b"\r\n").partition(b"\r\n\r\n")
-        header = BytesHeaderParser().parsebytes(head)
-        name = header.get_param("name", header="content-disposition")
-        if not divided or not isinstance(name, str) or name in found:
+        head, _, content = piece.removeprefix(b"\r\n").partition(b"\r\n\r\n")
+        # Names come as UTF-8, as browsers and clients write them.
+        text = head.decode("utf-8", "replace") if len(head) <= _MOST_HEAD_BYTES else ""
+        names = {key: quoted or bare for key, quoted, bare in _NAMES.findall(text)}
+        name = names.get("name", "")
+        if not name or name in found:
             raise ApiError(400, "expected parts with names, each once", code="invalid_form")
-        found[name] = header.get_filename("file"), content
+        found[name] = names.get("filename", "file"), content
     return found
 
 

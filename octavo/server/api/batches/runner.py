@@ -10,7 +10,6 @@ from typing import BinaryIO
 import msgspec
 from starlette.types import ASGIApp
 
-from octavo.errors import PromptError
 from octavo.server.api.batches.store import BatchObject, Store
 from octavo.server.batch import BatchError, BatchLine, BatchRequest, answer_request, read_batch, refused_url
 
@@ -82,11 +81,13 @@ class Runner:
         """Answer all lines of a batch that have no answer yet."""
         try:
             lines = await asyncio.to_thread(self._lines, batch)
-        except (OSError, PromptError) as error:
-            raise RuntimeError(f"the input file cannot be read: {error}") from error
+        except OSError as error:
+            # Its text would tell the server's folder.
+            raise RuntimeError(f"the input file cannot be read: {error.strerror}") from error
         if not any(isinstance(line, BatchRequest) for line in lines):
             wrong = [line.error.message for line in lines if isinstance(line, BatchLine) and line.error]
             raise RuntimeError("; ".join(["the input file holds no request", *wrong[:10]]))
+        await asyncio.to_thread(self.store.check_room)
         batch.turn("in_progress")
         batch.request_counts.total = len(lines)
         done = await asyncio.to_thread(self._answered, batch)
@@ -142,12 +143,12 @@ class Runner:
         """Return the lines that a run before a restart has answered, and forget a line written halfway."""
         done: set[str | None] = set()
         counts, batch.request_counts.failed = batch.request_counts, 0
-        path, kept = self._part(batch, "out"), b""
+        path, kept = self._part(batch, "out"), list[bytes]()
         for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
             with suppress(msgspec.MsgspecError):
                 done.add(msgspec.json.decode(line, type=BatchLine).custom_id)
-                kept += line
-        path.write_bytes(kept)
+                kept.append(line)
+        path.write_bytes(b"".join(kept))
         # Lines with errors are tried again.
         self._part(batch, "err").write_bytes(b"")
         counts.completed = len(done)

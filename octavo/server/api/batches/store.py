@@ -121,13 +121,17 @@ class Store:
         Raises:
             ApiError: 413, there are too many or they are too large.
         """
-        kept = [one.file for one in self._all("file") if one.file is not None]
-        if len(kept) >= MAX_FILES or sum(file.bytes for file in kept) + len(content) > MAX_BYTES:
-            text = f"the server keeps at most {MAX_FILES} files of {MAX_BYTES} bytes in all; delete some"
-            raise ApiError(413, text, code="too_many_files")
+        self.check_room(len(content))
         path = self.path(_new_id("file"))
         path.write_bytes(content)
         return self.adopt(holder, filename, "batch", path)
+
+    def check_room(self, num_bytes: int = 0) -> None:
+        """Check that there is room for one more file of a size. Raises as `upload`."""
+        kept = [one.file for one in self._all("file") if one.file is not None]
+        if len(kept) >= MAX_FILES or sum(file.bytes for file in kept) + num_bytes > MAX_BYTES:
+            text = f"the server keeps at most {MAX_FILES} files of {MAX_BYTES} bytes in all; delete some"
+            raise ApiError(413, text, code="too_many_files")
 
     def adopt(self, holder: str, filename: str, purpose: str, path: Path) -> FileObject:
         """Keep a file that is in the folder already."""
@@ -148,9 +152,14 @@ class Store:
         """Keep a new batch.
 
         Raises:
-            ApiError: 429, there are too many.
+            ApiError: 429, there are too many that are not over.
         """
-        if sum(1 for _ in self._all("batch")) >= MAX_BATCHES:
+        kept = self.all(BatchObject)
+        # Nobody can delete a batch, so the oldest one that is over makes room.
+        over = [one.id for _, one in kept if one.is_over]
+        if len(kept) >= MAX_BATCHES and over:
+            self.remove(over[-1])
+        elif len(kept) >= MAX_BATCHES:
             raise ApiError(429, f"the server keeps at most {MAX_BATCHES} batches", code="too_many_batches")
         now = int(time.time())
         found = BatchObject(id=_new_id("batch"), created_at=now, expires_at=now + 24 * 3600, **batch)
@@ -186,7 +195,7 @@ class Store:
 
     def remove(self, name: str) -> None:
         """Remove a file or a batch, by an id of ours. Idempotent."""
-        for path in (self._described(name), self.path(name)):
+        for path in self._folder.glob(f"{name}.*"):
             path.unlink(missing_ok=True)
 
     def _described(self, name: str) -> Path:
