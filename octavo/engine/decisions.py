@@ -131,8 +131,8 @@ def read_input(
         ChatTemplateError: the model has no template, or it refuses the messages or leaves out the question.
     """
     if raw:
-        if not isinstance(given, str) or instructions is not None:
-            raise PromptError("raw needs an input that is a text, and no instructions")
+        if not isinstance(given, str) or instructions is not None or variables:
+            raise PromptError("raw needs an input that is a text, no instructions and no template variables")
         return SharedInput(prompts.read(given), is_raw=True)
     chat = prompts.require_chat_template().prompt(
         conversation(given, instructions),

@@ -8,6 +8,7 @@ from octavo.engine.engine import Engine
 from octavo.engine.pooled_prompts import read_pairs, read_pooled
 from octavo.engine.prompt_reader import POOLED, Prompt, TokenIds, as_prompt_list
 from octavo.engine.shared_engine import SharedEngine
+from octavo.errors import InvalidArgumentError
 from octavo.garbage import no_full_collections
 from octavo.outputs import PooledOutput, RankedDocument, RequestOutput
 from octavo.pooling import Pooling, ranked
@@ -79,7 +80,8 @@ class PooledCalls:
             instruction: what the query asks for, for models that read one; None: their usual one.
             truncate_prompt_tokens, cache_salt: as in `embed`.
         """
-        keep = truncate_prompt_tokens
+        _check_number("top_n", top_n)
+        keep = _check_number("truncate_prompt_tokens", truncate_prompt_tokens)
         reader = self.engine.prompts
         prompts = read_pairs(reader, [query], documents, are_answers=True, instruction=instruction, keep=keep)
         pooled = [output.vector for output in self._pool(prompts, cache_salt)]
@@ -92,6 +94,7 @@ class PooledCalls:
         self, prompts: Prompt | Sequence[Prompt], keep: int | None, name: str | None = None
     ) -> list[TokenIds]:
         reader, listed = self.engine.prompts, as_prompt_list(prompts)
+        _check_number("truncate_prompt_tokens", keep)
         return [read_pooled(reader, prompt, prompt_name=name, keep=keep) for prompt in listed]
 
     def _pool(self, prompts: Sequence[TokenIds], cache_salt: str) -> list[RequestOutput]:
@@ -104,6 +107,17 @@ class PooledCalls:
             }
             self._shared.run_until(lambda: all(output.finished for output in outputs.values()))
         return [outputs[key] for key in keys]
+
+
+def _check_number(name: str, value: int | None) -> int | None:
+    """Return a value, which None leaves open.
+
+    Raises:
+        InvalidArgumentError: it is no integer above 0.
+    """
+    if value is not None and (type(value) is not int or value < 1):
+        raise InvalidArgumentError(f"{name} must be an integer above 0 or None, got {value!r}")
+    return value
 
 
 def _output(pooling: Pooling, output: RequestOutput, dimensions: int | None = None) -> PooledOutput:

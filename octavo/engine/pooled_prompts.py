@@ -76,6 +76,9 @@ def read_pairs(
     if isinstance(seconds, str) or not seconds or len(firsts) not in (1, len(seconds)):
         kind = f"{type(seconds).__name__} of {len(seconds)}"
         raise PromptError(f"expected a list of texts, and one for all or one for each, got {kind}")
+    wrong = [one for one in (*firsts, *seconds, instruction or "") if not isinstance(one, str)]
+    if wrong:
+        raise PromptError(f"queries, documents and instruction must be texts, got {type(wrong[0]).__name__}")
     if instruction is not None and not pooling.is_qwen3_pair:
         raise InvalidArgumentError("instruction must be left out: this model reads none")
     if pooling.task == "embed":

@@ -112,6 +112,11 @@ class PromptReader:
         content = _unwrap(prompt)
         return content if isinstance(content, str) else None
 
+    @property
+    def max_prompt_tokens(self) -> int:
+        """The length of the longest prompt."""
+        return min(self.max_model_len - 1, self.num_kv_tokens)
+
     def read(self, prompt: Prompt | TokenIds, *, keep: int | None = None) -> TokenIds:
         """Return a prompt's token ids, or the first `keep`; of one that is read only the length is checked.
 

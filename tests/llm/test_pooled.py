@@ -122,9 +122,9 @@ def test_prompts_are_whole_or_refused(tmp_path: Path) -> None:
     for prompt in ("", [""], [[]], [999], "long " * 400, {"prompt": ""}, b"a"):
         with pytest.raises(PromptError):
             llm.embed(prompt)  # type: ignore[arg-type]
-    for keep in (0, -1):
+    for keep in (0, -1, 2.5, "3", True):
         for prompt in ("a text", [1, 2, 3]):
-            with pytest.raises(PromptError):
+            with pytest.raises(InvalidArgumentError, match="truncate_prompt_tokens"):
                 llm.embed(prompt, truncate_prompt_tokens=keep)
     assert llm.embed([1, 2, 3], truncate_prompt_tokens=2)[0].prompt_token_ids == [1, 2]
     assert llm.embed([]) == []
@@ -137,6 +137,24 @@ def test_prompts_are_whole_or_refused(tmp_path: Path) -> None:
         llm.score("a", ["b"])
     with pytest.raises(InvalidArgumentError, match="embeds texts and does not classify"):
         llm.classify("a")
+    assert_drained(llm)
+
+
+@pytest.mark.parametrize("name", ["Qwen3Model", "Qwen3ForSequenceClassification"])
+def test_what_cannot_be_ranked_is_refused(tmp_path: Path, name: str) -> None:
+    """No document is dropped in silence, and nothing but texts is read as one."""
+    reference = Reference(tmp_path, name, num_labels=1)
+    if name.endswith("Model"):
+        reference.sentence_transformer()
+    llm = load(reference)
+    wrong: list[Any] = [(None, ["a"]), (3, ["a"]), ("q", ["a", 3]), ("q", [[1, 2]]), (["q"], ["a"])]
+    for query, documents in wrong:
+        with pytest.raises(PromptError, match="texts, got"):
+            llm.rerank(query, documents)
+    for top_n in (0, -1, 1.0, "2"):
+        with pytest.raises(InvalidArgumentError, match="top_n"):
+            llm.rerank("q", ["a", "b"], top_n=top_n)  # type: ignore[arg-type]
+    assert len(llm.rerank("q", ["a", "b"], top_n=9)) == 2
     assert_drained(llm)
 
 

@@ -11,7 +11,10 @@ from torch import Tensor
 from octavo.engine.request import Request
 from octavo.engine.step.scheduled import ScheduledRequest
 from octavo.kernels.copies import to_device, to_host
+from octavo.layers import Pooler
 from octavo.models import Decoder
+
+_ROWS_AT_ONCE = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +47,8 @@ def pooled_parts(decoder: Decoder, scheduled: Sequence[ScheduledRequest], hidden
     assert pooling is not None
     ends = list(accumulate(item.num_new_tokens for item in scheduled))
     if pooling.tokens == "mean":
-        states = pooler(hidden[: ends[-1]]).split([item.num_new_tokens for item in scheduled])
-        sums = to_host(torch.stack([part.sum(0) for part in states]))
+        parts = hidden[: ends[-1]].split([item.num_new_tokens for item in scheduled])
+        sums = to_host(torch.stack([_sum(pooler, part) for part in parts]))
         return [
             Pooled(item.request, item.start == 0, item.samples, values)
             for item, values in zip(scheduled, sums, strict=True)
@@ -58,3 +61,8 @@ def pooled_parts(decoder: Decoder, scheduled: Sequence[ScheduledRequest], hidden
         Pooled(request, True, True, values)
         for (request, _), values in zip(done, to_host(pooler(hidden[rows])), strict=True)
     ]
+
+
+def _sum(pooler: Pooler, hidden: Tensor) -> Tensor:
+    """Sum pooled states in slices, as the plan of memory has no room for those of a whole step."""
+    return torch.stack([pooler(rows).sum(0) for rows in hidden.split(_ROWS_AT_ONCE)]).sum(0)

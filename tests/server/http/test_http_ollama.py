@@ -1,10 +1,12 @@
 """Ollama's API, with bodies as the ollama package sends them."""
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from http_helpers import LiveServer, chat, eventually
 from hypothesis import HealthCheck, given, settings
@@ -13,9 +15,11 @@ from tool_cases import SHOWN, TOOL, written
 
 from octavo.sampling_params import SamplingParams, StructuredOutput
 from octavo.server.api.ollama import ollama_input
+from octavo.server.api.ollama.ollama_structs import GivenMessage
 from octavo.server.api.sampling import Defaults, chat_params
 from octavo.server.api.structs import ChatRequest
 
+CALL = {"function": {"name": "f", "arguments": {}}}
 GREEDY = {"temperature": 0, "num_predict": 8}
 
 
@@ -118,6 +122,11 @@ def test_format_holds(live: LiveServer) -> None:
     )["a"] in (1, 2)
 
 
+def test_a_raw_prompt_does_not_think(live: LiveServer) -> None:
+    response = live.post("/api/generate", {"model": "tiny", "prompt": "Hi", "raw": True, "think": True})
+    assert response.headers["x-octavo-left-out"] == "think"
+
+
 def test_a_load_probe_is_answered_at_once(live: LiveServer) -> None:
     assert ask(live, "/api/chat", messages=[])["done_reason"] == "load"
     assert ask(live, "/api/generate", keep_alive=0) | {"created_at": ""} == {
@@ -150,6 +159,29 @@ def test_calls_have_objects_and_results_find_them(
     again = {**fields, "messages": [*fields["messages"], message, *results]}
     assert ask(server, "/api/chat", **again)["done"]
     server.assert_drained()
+
+
+def test_results_find_the_calls_before_them() -> None:
+    two = [CALL, {"function": {"name": "g"}, "id": "own"}]
+    turns: list[dict[str, Any]] = [
+        {"role": "assistant", "tool_calls": two},
+        {"role": "tool", "tool_name": "g"},
+        {"role": "assistant", "tool_calls": two},
+        *({"role": "tool", "tool_name": name} for name in ("g", "f", "f")),
+        {"role": "tool", "tool_call_id": "x"},
+    ]
+    found = ollama_input._messages(msgspec.convert(turns, list[GivenMessage]))
+    ids = [message.get("tool_call_id") for message in found if message["role"] == "tool"]
+    assert ids == ["own", "own", "call_2_0", "call", "x"]
+
+
+def test_most_calls_and_results_are_paired_in_a_moment() -> None:
+    calls = {"role": "assistant", "tool_calls": [CALL] * 128}
+    result = {"role": "tool", "tool_name": "g"}
+    turns = msgspec.convert([*[calls] * 2048, *[result] * 2048], list[GivenMessage])
+    begun = time.monotonic()
+    ollama_input._messages(turns)
+    assert time.monotonic() - begun < 8
 
 
 def test_logprobs(live: LiveServer) -> None:
@@ -200,6 +232,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("/api/chat", {"messages": [{"role": "x", "content": "a"}]}, 400, "role"),
     ("/api/chat", {**TURN, "tools": [{"type": "y"}]}, 400, "tools[0]"),
     ("/api/chat", {**TURN, "format": "xml"}, 400, "format"),
+    ("/api/chat", {"messages": [{"role": "assistant", "tool_calls": [CALL] * 129}]}, 400, "tool_calls"),
 ]  # fmt: skip
 
 

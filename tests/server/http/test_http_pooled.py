@@ -346,6 +346,8 @@ def test_ollama_s_embed_equals_embeddings(embedder: Served) -> None:
     assert found.headers["x-octavo-left-out"] == "options"
     for one, other in zip(found.json()["embeddings"], expected, strict=True):
         assert one == pytest.approx(other, abs=1e-5)
+    assert server.post("/api/embed", {"model": name, "input": []}).json()["embeddings"] == []
+    assert server.post("/api/show", {"model": name}).json()["capabilities"] == ["embedding"]
     old = server.post("/api/embeddings", {"model": name, "prompt": texts[0], "keep_alive": 0}).json()
     assert old["embedding"] == pytest.approx(expected[0], abs=1e-5)
     short = server.post("/api/embed", {"model": name, "input": texts[0], "dimensions": 4}).json()

@@ -65,6 +65,8 @@ def read_decisions(materials: Materials, body: bytes) -> Answered:
     listed = [_choices(one, fields, f"questions[{index}]") for index, one in enumerate(given)]
     if sum(map(len, listed)) > MAX_SCORES:
         raise refused("questions", f"may have {MAX_SCORES} choices in all; send fewer questions at a time")
+    if fields.choices and not any(one.text is not None and one.choices is None for one in given):
+        raise refused("choices", "are those of questions that are texts without choices; there is none")
     shared = _read_input(materials, fields)
     asked = [
         _asked(materials, shared, one, choices, f"questions[{index}]")
@@ -93,7 +95,10 @@ def _choices(one: QuestionFields, fields: DecisionsRequest, where: str) -> list[
     if one.levels is not None:
         return [ChoiceFields(value=level.label, description=level.description) for level in one.levels]
     given = one.choices or (fields.choices if one.type is None else None) or DEFAULT_CHOICES
-    return [ChoiceFields(value=choice) if isinstance(choice, str) else choice for choice in given]
+    listed = [ChoiceFields(value=choice) if isinstance(choice, str) else choice for choice in given]
+    if one.type is None and any(choice.description for choice in listed):
+        raise _refused(where, "has a text, to which no description of a choice is added: write it there")
+    return listed
 
 
 def _label(choice: ChoiceFields) -> str:

@@ -73,7 +73,7 @@ def _read(
     check_model(model, materials.model)
     reader: PromptReader = materials.prompts.reader
     reader.pooling_for("embed").check_dimensions(dimensions)
-    keep = reader.max_model_len - 1 if truncates else None
+    keep = reader.max_prompt_tokens if truncates else None
     try:
         prompts = [packed(read_pooled(reader, text, keep=keep)) for text in texts]
     except PromptError as error:

@@ -58,10 +58,12 @@ async def show(context: Context, request: Request) -> Response:
     formats, tokenizer = materials.formats, context.engine.tokenizer
     template = tokenizer.chat_template if tokenizer else None
     architecture = plan.model.architecture
+    generates = plan.model.pooling is None
     capabilities = {
-        "completion": True,
-        "tools": formats.can_call,
-        "thinking": formats.reasoning is not None or formats.harmony is not None,
+        "completion": generates,
+        "tools": generates and formats.can_call,
+        "thinking": generates and (formats.reasoning is not None or formats.harmony is not None),
+        "embedding": plan.model.pooling is not None and plan.model.pooling.task == "embed",
     }
     return _json(
         {

@@ -80,11 +80,8 @@ def _read(
         prompt = materials.prompts.read_text(messages[-1]["content"], Reading())
     elif messages:
         prompt, box, params = read_prompt(materials.prompts, chat, materials.formats, Reading(), params)
-    if (
-        not raw
-        and fields.think is not None
-        and not wished_variables(materials.prompts, chat, materials.formats)
-    ):
+    has_switch = not raw and wished_variables(materials.prompts, chat, materials.formats)
+    if fields.think is not None and not has_switch:
         left_out = (*left_out, "think")
     stream = fields.stream is not False
     found = OllamaInput(isinstance(fields, OllamaChat), stream, raw, params, packed(prompt), Tools.of(box))
@@ -153,6 +150,9 @@ def _messages(given: Sequence[GivenMessage]) -> list[JsonObject]:
         if message.thinking:
             found["reasoning_content"] = message.thinking
         calls = []
+        if message.tool_calls:
+            # Results follow their calls, so older ones get none; to search them all would take long.
+            waiting = []
         for number, call in enumerate(message.tool_calls or ()):
             call_id = call.id or f"call_{index}_{number}"
             waiting.append((call_id, call.function.name))

@@ -69,7 +69,7 @@ class GivenMessage(Struct, forbid_unknown_fields=True, kw_only=True):
     content: str | None = None
     thinking: str | None = None
     images: list[Any] | None = None
-    tool_calls: list[Call] | None = None
+    tool_calls: Annotated[list[Call], Meta(max_length=MAX_TOOLS)] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 

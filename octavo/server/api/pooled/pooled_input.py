@@ -53,7 +53,7 @@ def read_body(materials: Materials, path: str, body: bytes) -> PooledInput:
 
 
 def _read(reader: PromptReader, fields: PooledFields) -> list[TokenIds]:
-    keep, most = fields.truncate_prompt_tokens, reader.max_model_len - 1
+    keep, most = fields.truncate_prompt_tokens, reader.max_prompt_tokens
     if keep is not None and keep != -1 and not 1 <= keep <= most:
         raise refused("truncate_prompt_tokens", f"must be -1 or in [1, {most}], got {keep}")
     keep = most if keep == -1 else keep
