@@ -22,7 +22,6 @@ from octavo.server.api.completions import completions
 from octavo.server.api.decisions.decision_route import decisions
 from octavo.server.api.ollama import ollama_info
 from octavo.server.api.ollama.ollama_route import answer as ollama_answer
-from octavo.server.api.ollama.ollama_route import embed
 from octavo.server.api.pooled.pooled_input import POOLED
 from octavo.server.api.pooled.pooled_route import pooled
 from octavo.server.api.responses.kept_routes import KEPT_ROUTES
@@ -78,8 +77,6 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/v1/batches/{name}/cancel", batch_routes.cancel),
     ("POST", "/api/chat", ollama_answer),
     ("POST", "/api/generate", ollama_answer),
-    ("POST", "/api/embed", embed),
-    ("POST", "/api/embeddings", embed),
     ("GET", "/api/tags", ollama_info.tags),
     ("GET", "/api/ps", ollama_info.ps),
     ("GET", "/api/version", ollama_info.version),

@@ -1,11 +1,12 @@
 """State shared by all endpoints: the engine, the options, a pool for slow work, counters."""
 
+import asyncio
 import functools
 import importlib
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -14,7 +15,7 @@ from starlette.responses import Response
 
 from octavo.engine.engine import Engine
 from octavo.engine.prompt_reader import POOLED, TokenIds
-from octavo.errors import EngineDeadError, NotReadyError
+from octavo.errors import EngineDeadError, NotReadyError, QueueFullError
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
 from octavo.server.api.pooled import pooled_input
@@ -31,6 +32,7 @@ from octavo.server.entry.door import isolated_salt
 from octavo.server.generation import Generation
 from octavo.server.limits import Deadlines
 from octavo.server.loop.engine_loop import EngineLoop
+from octavo.server.loop.output_stream import Stream
 from octavo.server.metrics import Metrics
 from octavo.server.parsing.formats import ModelFormats, formats_of
 from octavo.server.prefix_watch import PrefixWatch
@@ -54,6 +56,8 @@ VERSION: str = importlib.import_module("octavo").__version__
 
 # Rendering and tokenizing release the interpreter's lock.
 _POOL_THREADS = 4
+# Seconds until a prompt that waits for room in the queue is submitted again.
+_AGAIN_S = 0.05
 # Most prompts of a request that wait or are pooled at a time.
 _MOST_POOLED = 256
 
@@ -218,7 +222,9 @@ class Context:
             fits = sum(1 for total in num_tokens if total <= self.config.max_num_queued_tokens)
             num = max(1, min(fits, self.config.max_num_queued_reqs, _MOST_POOLED))
             wave, left = left[:num], left[num:]
-            generation = await self.generate(wave, POOLED, cache_salt=cache_salt, priority=priority)
+            generation = await self.generate(
+                wave, POOLED, cache_salt=cache_salt, priority=priority, waits=bool(outputs)
+            )
             outputs += await generation.finish()
         by_key = dict(zip(unique, outputs, strict=True))
         return [by_key[key] for key in keys]
@@ -299,6 +305,7 @@ class Context:
         keep_cached: bool = False,
         prompt_logprobs_start: int | None = None,
         num_shared: int = 0,
+        waits: bool = False,
     ) -> Generation:
         """Submit prompts: all of them or none.
 
@@ -306,7 +313,8 @@ class Context:
             prompts: token ids of each.
             params: how to continue them.
             cache_salt, priority, prompt_logprobs_start: as in EngineLoop.submit.
-            num_shared: likewise; above 0, the prompts may wait for any time.
+            num_shared: likewise.
+            waits: a part of the same work has been let in, so these prompts wait for room, and for any time.
 
         Raises:
             OctavoError: as EngineLoop.submit.
@@ -317,11 +325,11 @@ class Context:
         generation = Generation(prompts)
         try:
             for prompt in prompts:
-                request_id = f"http-{next(self._numbers)}"
-                stream = await self.loop.submit(
+                submit = functools.partial(
+                    self.loop.submit,
                     prompt,
                     params,
-                    request_id=request_id,
+                    request_id=f"http-{next(self._numbers)}",
                     cache_salt=cache_salt,
                     priority=priority,
                     keep_cached=keep_cached,
@@ -329,12 +337,12 @@ class Context:
                     prompt_logprobs_start=prompt_logprobs_start,
                     num_shared=num_shared,
                 )
-                generation.streams.append(stream)
+                generation.streams.append(await (_when_there_is_room(submit) if waits else submit()))
         except BaseException:
             generation.abort()
             raise
         note_prompts(prompts, cache_salt)
-        if self.config.queue_timeout_s and not num_shared:
+        if self.config.queue_timeout_s and not waits:
             generation.watch_queue(self._queue_deadlines)
         note_generation(generation, params)
         return generation
@@ -368,6 +376,14 @@ class Context:
         self.stop_batches()
         if self.traces is not None:
             self.traces.close()
+
+
+async def _when_there_is_room(submit: Callable[[], Awaitable[Stream]]) -> Stream:
+    while True:
+        try:
+            return await submit()
+        except QueueFullError:
+            await asyncio.sleep(_AGAIN_S)
 
 
 def note_left_out(request: Request, names: Sequence[str]) -> None:

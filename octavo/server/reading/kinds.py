@@ -8,7 +8,6 @@ from msgspec import Struct, structs
 from octavo.server.api.anthropic.messages_input import counted, parse_messages
 from octavo.server.api.anthropic.messages_structs import MessageParam, MessagesRequest
 from octavo.server.api.decisions.decision_input import read_decisions
-from octavo.server.api.ollama.ollama_embed import read_embed, read_embeddings
 from octavo.server.api.ollama.ollama_input import read_ollama_chat, read_ollama_generate
 from octavo.server.api.responses.response_input import parse_response
 from octavo.server.api.responses.response_structs import ResponsesRequest
@@ -32,8 +31,6 @@ ANSWERS: Mapping[str, Callable[[Materials, bytes], Answered]] = {
     "/v1/decisions": read_decisions,
     "/api/chat": read_ollama_chat,
     "/api/generate": read_ollama_generate,
-    "/api/embed": read_embed,
-    "/api/embeddings": read_embeddings,
 }
 """Bodies that are answered from their content only, or read into what is computed then."""
 

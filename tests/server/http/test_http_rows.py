@@ -37,14 +37,8 @@ def test_a_form_that_spells_a_special_token_is_text(live: LiveServer) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "hint"),
     [
-        ("GET", "/v1/responses/resp-1", "keeps no answers"),
-        ("DELETE", "/v1/responses/resp-1", "keeps no answers"),
-        ("POST", "/v1/responses/resp-1/cancel", "keeps no answers"),
-        ("POST", "/v1/embeddings", "text only"),
-        ("POST", "/v1/batches", "run-batch"),
         ("POST", "/v1/messages/batches", "run-batch"),
-        ("POST", "/api/chat", "/v1/chat/completions"),
-        ("GET", "/api/tags", "/v1/chat/completions"),
+        ("POST", "/api/blobs/sha256:0", "chat, generate"),
         ("POST", "/reset_prefix_cache", "no route"),
         ("POST", "/invocations", "no route"),
     ],
@@ -52,9 +46,8 @@ def test_a_form_that_spells_a_special_token_is_text(live: LiveServer) -> None:
 def test_routes_that_are_lacking_say_so(live: LiveServer, method: str, path: str, hint: str) -> None:
     response = live.http.request(method, path)
     assert response.status_code == 404
-    error = response.json()["error"]
-    assert path in error["message"]
-    assert hint in error["message"]
+    assert path in response.text
+    assert hint in response.text
 
 
 def test_a_server_imports_no_model_code_and_no_second_framework() -> None:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from octavo.engine.decisions import SCORING, decided, score_of
 from octavo.engine.prompt_reader import TokenIds
-from octavo.errors import NotReadyError, QueueFullError
+from octavo.errors import NotReadyError
 from octavo.outputs import ScoreOutput
 from octavo.server.api.decisions.decision_input import Asked, Forest
 from octavo.server.api.decisions.decision_structs import (
@@ -32,15 +32,12 @@ from octavo.server.api.decisions.decision_structs import (
 )
 from octavo.server.api.sse import encode
 from octavo.server.context import Context, new_id, note_left_out
-from octavo.server.generation import Generation
 from octavo.server.limits import while_present
 
 Found = TypeVar("Found")
 
 # The most scores of one body that are under way at a time, and the most tokens that their prompts may have.
 _MOST_SCORES, _MOST_TOKENS = 256, 4 << 20
-# Seconds until a score is submitted again that found the queue full of others' requests.
-_AGAIN_S = 0.05
 
 
 async def decisions(context: Context, request: Request) -> Response:
@@ -67,7 +64,8 @@ class _Scorer:
         self._salt = context.salt(request, forest.fields.cache_salt)
         self._shared = TokenIds.of(forest.shared)
         self._turns = asyncio.Semaphore(max(1, min(_MOST_SCORES, _MOST_TOKENS // len(forest.shared))))
-        self._num_submitted = self._num_tokens = self._num_cached = self._num_cached_before = 0
+        self._has_begun = False
+        self._num_tokens = self._num_cached = self._num_cached_before = 0
 
     async def answer(self) -> Decisions:
         """Score everything; the scores that are under way end with this call.
@@ -113,8 +111,16 @@ class _Scorer:
         async with self._turns:
             prompt = self._shared + TokenIds.of([*question, *choice])
             start = len(prompt.listed) - len(choice)
-            is_first = self._num_submitted == 0
-            generation = await self._submit(prompt, start)
+            is_first, self._has_begun = not self._has_begun, True
+            generation = await self._context.generate(
+                [prompt],
+                SCORING,
+                cache_salt=self._salt,
+                priority=self._fields.priority or 0,
+                prompt_logprobs_start=start,
+                num_shared=0 if is_first else len(self._forest.shared),
+                waits=not is_first,
+            )
             (output,) = await generation.finish()
             if output.outputs[0].finish_reason == "abort":
                 raise NotReadyError("the server stops, and has broken off this answer")
@@ -123,25 +129,6 @@ class _Scorer:
             if is_first:
                 self._num_cached_before = output.num_cached_tokens
             return score_of(output, len(choice))
-
-    async def _submit(self, prompt: TokenIds, start: int) -> Generation:
-        """Submit a score. Once the first one is let in, the others wait for room instead of failing."""
-        is_first = self._num_submitted == 0
-        self._num_submitted += 1
-        while True:
-            try:
-                return await self._context.generate(
-                    [prompt],
-                    SCORING,
-                    cache_salt=self._salt,
-                    priority=self._fields.priority or 0,
-                    prompt_logprobs_start=start,
-                    num_shared=0 if is_first else len(self._forest.shared),
-                )
-            except QueueFullError:
-                if is_first:
-                    raise
-            await asyncio.sleep(_AGAIN_S)
 
 
 def answer_of(

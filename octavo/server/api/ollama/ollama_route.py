@@ -1,10 +1,8 @@
-"""POST /api/chat, /api/generate and /api/embed: answers in Ollama's form, whole or line by line."""
+"""POST /api/chat and /api/generate: answers in Ollama's form, whole or line by line."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import msgspec
 from msgspec import UNSET
@@ -14,7 +12,6 @@ from starlette.responses import Response
 from octavo.errors import NotReadyError
 from octavo.outputs import CompletionDelta, CompletionOutput, RequestOutput
 from octavo.server.api.logprobs import LogprobWriter, check_logprobs
-from octavo.server.api.ollama.ollama_embed import EmbedInput
 from octavo.server.api.ollama.ollama_input import OllamaInput
 from octavo.server.api.ollama.ollama_structs import Call, CalledFunction, Line, SaidMessage, counts_of, now
 from octavo.server.api.sse import EventWriter, encode
@@ -178,30 +175,3 @@ class _Lines(EventWriter):
         said = self._speech.take()
         held = b"" if said == SaidMessage() else _line(self._told.line(said))
         return held + _line(self._told.last(SaidMessage(), self._generation.outputs[0]))
-
-
-async def embed(context: Context, request: Request) -> Response:
-    """Embed texts."""
-    begun = time.monotonic()
-    room = partial(context.loop.check_room, 1)
-    body = await context.bodies.read(request.scope, request.receive, before_small=room)
-    read, left_out = await while_present(request, context.read_apart(request, body))
-    note_left_out(request, left_out)
-    found = msgspec.msgpack.decode(read, type=EmbedInput)
-    prompts = [unpacked(prompt) for prompt in found.prompts]
-    work = context.pool(prompts, cache_salt=context.salt(request, None), priority=0)
-    outputs = await while_present(request, work)
-    pooling = context.engine.prompts.pooling_for("embed")
-    vectors = [pooling.read(output.vector, dimensions=found.dimensions).tolist() for output in outputs]
-    answer: dict[str, Any] = (
-        {"embedding": vectors[0]}
-        if found.is_old
-        else {
-            "model": context.model,
-            "embeddings": vectors,
-            "total_duration": round((time.monotonic() - begun) * 1e9),
-            "load_duration": 0,
-            "prompt_eval_count": sum(len(prompt.listed) for prompt in prompts),
-        }
-    )
-    return Response(encode(answer), media_type="application/json")

@@ -12,6 +12,8 @@ from octavo.server.api.pooled.pooled_structs import (
     MAX_INPUTS,
     ClassifyRequest,
     EmbeddingRequest,
+    OllamaEmbed,
+    OllamaEmbeddings,
     PooledFields,
     PoolingRequest,
     RerankRequest,
@@ -29,6 +31,8 @@ POOLED: Mapping[str, type[PooledFields]] = MappingProxyType(
         "/pooling": PoolingRequest,
         **dict.fromkeys(SCORES, ScoreRequest),
         **dict.fromkeys(RANKS, RerankRequest),
+        "/api/embed": OllamaEmbed,
+        "/api/embeddings": OllamaEmbeddings,
     }
 )
 """The type of a body, by path."""
@@ -53,6 +57,13 @@ def read_body(materials: Materials, path: str, body: bytes) -> PooledInput:
 
 
 def _read(reader: PromptReader, fields: PooledFields) -> list[TokenIds]:
+    if isinstance(fields, OllamaEmbed):
+        keep = None if fields.truncate is False else -1
+        fields = EmbeddingRequest(
+            input=[*listed(fields.input)], dimensions=fields.dimensions, truncate_prompt_tokens=keep
+        )
+    elif isinstance(fields, OllamaEmbeddings):
+        fields = EmbeddingRequest(input=fields.prompt, truncate_prompt_tokens=-1)
     keep, most = fields.truncate_prompt_tokens, reader.max_prompt_tokens
     if keep is not None and keep != -1 and not 1 <= keep <= most:
         raise refused("truncate_prompt_tokens", f"must be -1 or in [1, {most}], got {keep}")
@@ -69,6 +80,6 @@ def _read(reader: PromptReader, fields: PooledFields) -> list[TokenIds]:
         reader.pooling_for(task).check_dimensions(fields.dimensions)
     reader.pooling_for(task)
     prompts = as_prompt_list(cast(list[Prompt], fields.input))
-    if not 0 < len(prompts) <= MAX_INPUTS:
-        raise refused("input", f"must hold 1 to {MAX_INPUTS} texts, got {len(prompts)}")
+    if len(prompts) > MAX_INPUTS:
+        raise refused("input", f"must hold at most {MAX_INPUTS} texts, got {len(prompts)}")
     return [read_pooled(reader, prompt, prompt_name=name, keep=keep) for prompt in prompts]

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, /classify, /pooling, /score and /v1/rerank."""
+"""POST /v1/embeddings, /classify, /pooling, /score and /v1/rerank; and /api/embed in Ollama's form."""
 
 import base64
 import time
@@ -16,6 +16,8 @@ from octavo.server.api.pooled.pooled_structs import (
     ClassifyRequest,
     EmbeddingRequest,
     Entry,
+    OllamaEmbed,
+    OllamaEmbeddings,
     PooledFields,
     PooledList,
     PoolingRequest,
@@ -46,6 +48,22 @@ def _answer(
     new: str, model: str, fields: PooledFields, pooling: Pooling, outputs: Sequence[RequestOutput]
 ) -> bytes:
     vectors, usage = [output.vector for output in outputs], usage_of(outputs)
+    if isinstance(fields, OllamaEmbed):
+        found = [pooling.read(vector, dimensions=fields.dimensions).tolist() for vector in vectors]
+        times = [output.metrics for output in outputs]
+        end = max((one.finished_s or 0 for one in times), default=0)
+        took = end - min((one.arrival_s for one in times), default=0)
+        return msgspec.json.encode(
+            {
+                "model": model,
+                "embeddings": found,
+                "total_duration": round(took * 1e9),
+                "load_duration": 0,
+                "prompt_eval_count": usage.prompt_tokens,
+            }
+        )
+    if isinstance(fields, OllamaEmbeddings):
+        return msgspec.json.encode({"embedding": pooling.read(vectors[0]).tolist()})
     if isinstance(fields, ClassifyRequest):
         entries = [_entry(index, fields, pooling, vector) for index, vector in enumerate(vectors)]
     else:

@@ -48,6 +48,25 @@ class PoolingRequest(EmbeddingRequest, forbid_unknown_fields=True, kw_only=True)
     task: Literal["embed", "classify"] | None = None
 
 
+class OllamaEmbed(PooledFields, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /api/embed of Ollama's API. Longer texts are cut off unless `truncate` is false."""
+
+    api: ClassVar[str] = "ollama_embed"
+
+    input: str | Annotated[list[str], Meta(max_length=MAX_INPUTS)]
+    truncate: bool | None = None
+    dimensions: int | None = None
+
+
+class OllamaEmbeddings(PooledFields, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /api/embeddings, its old form."""
+
+    api: ClassVar[str] = "ollama_embed"
+    subject: ClassVar[str] = "prompt"
+
+    prompt: str = ""
+
+
 class ScoreRequest(PooledFields, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /score: one text to compare with others, or pairs of texts."""
 
