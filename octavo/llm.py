@@ -4,11 +4,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial
-from itertools import islice
 from typing import Literal
 
 from octavo.config import EngineConfig
-from octavo.engine.decisions import SCORING, Question, decided, read_input, read_question, score_of
+from octavo.engine.decisions import Question, decided, in_requests, read_input, read_question, score_of
 from octavo.engine.engine import Engine
 from octavo.engine.engine_stats import EngineStats
 from octavo.engine.pooled_calls import PooledCalls
@@ -197,7 +196,8 @@ class LLM(PooledCalls):
         continuation_list = as_continuation_list(continuations)
         prefix_ids = self.engine.prompts.read(prefix)
         suffixes = [self.engine.prompts.read_continuation(continuation) for continuation in continuation_list]
-        return self._score([(prefix_ids, suffix) for suffix in suffixes], cache_salt)
+        scores = self._score([(prefix_ids, [suffix]) for suffix in suffixes], cache_salt)
+        return [score for (score,) in scores]
 
     def decide(
         self,
@@ -229,11 +229,10 @@ class LLM(PooledCalls):
         shared = read_input(prompts, input, instructions=instructions, raw=raw)
         asked = [item if isinstance(item, Question) else Question(item) for item in as_questions(questions)]
         read = [read_question(prompts, shared, question) for question in asked]
-        pairs = [(shared.token_ids + one.token_ids, choice) for one in read for choice in one.choices]
-        scores = iter(self._score(pairs, cache_salt))
+        jobs = [(shared.token_ids + one.token_ids, one.choices) for one in read]
         return [
-            decided(one.choices, [*islice(scores, len(one.choices))], length_normalized=length_normalized)
-            for one in asked
+            decided(one.choices, scores, length_normalized=length_normalized)
+            for one, scores in zip(asked, self._score(jobs, cache_salt), strict=True)
         ]
 
     def abort(self, request_id: str) -> None:
@@ -278,17 +277,25 @@ class LLM(PooledCalls):
                 raise output.error
         return outputs
 
-    def _score(self, pairs: Sequence[tuple[TokenIds, TokenIds]], cache_salt: str) -> list[ScoreOutput]:
-        """Score the second of each pair of ids after the first."""
+    def _score(
+        self, jobs: Sequence[tuple[TokenIds, Sequence[TokenIds]]], cache_salt: str
+    ) -> list[list[ScoreOutput]]:
+        """Score the choices of each job after its ids."""
+        outputs: list[dict[int, RequestOutput]] = []
         with closing(self._shared.caller()) as caller, no_full_collections():
-            add = partial(caller.add, params=SCORING, cache_salt=cache_salt, read_along=False)
-            outputs = [
-                add(before + scored, prompt_logprobs_start=len(before.listed)) for before, scored in pairs
-            ]
-            for output in outputs:
-                self._wait(output)
+            add = partial(caller.add, cache_salt=cache_salt, read_along=False)
+            for before, choices in jobs:
+                start, by_choice = len(before.listed), dict[int, RequestOutput]()
+                for places, params in in_requests([choice.listed for choice in choices]):
+                    output = add(before + choices[places[0]], params, prompt_logprobs_start=start)
+                    by_choice |= dict.fromkeys(places, output)
+                outputs.append(by_choice)
+            for by_choice in outputs:
+                for output in by_choice.values():
+                    self._wait(output)
         return [
-            score_of(output, len(scored.listed)) for output, (_, scored) in zip(outputs, pairs, strict=True)
+            [score_of(by_choice[place], choice.listed) for place, choice in enumerate(choices)]
+            for by_choice, (_, choices) in zip(outputs, jobs, strict=True)
         ]
 
     def _wait(self, output: RequestOutput) -> None:

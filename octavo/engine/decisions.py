@@ -14,16 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.engine.prompt_reader import PromptReader, TokenIds
+from octavo.engine.prompt_reader import PromptReader, ScoringParams, TokenIds
 from octavo.errors import ChatTemplateError, EngineError, PromptError
 from octavo.outputs import DecisionOutput, RequestOutput, ScoreOutput
-from octavo.sampling_params import SamplingParams
 from octavo.tokenizer import ChatText
 
 DEFAULT_CHOICES = ("yes", "no")
 MAX_CHOICES = 255
-SCORING = SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0, detokenize=False)
-"""Parameters of a request that scores the end of its prompt."""
 
 # Stands where the question will be; no other text looks like it. It is the same for all inputs, so that equal
 # ones are rendered once.
@@ -200,8 +197,19 @@ def read_question(prompts: PromptReader, shared: SharedInput, question: Question
     return ReadQuestion(found, read)
 
 
-def score_of(output: RequestOutput, num_tokens: int) -> ScoreOutput:
-    """Return the score of a prompt's last tokens.
+def in_requests(choices: Sequence[Sequence[int]]) -> list[tuple[list[int], ScoringParams]]:
+    """Return the requests that score choices: the positions of those that each scores, and its parameters.
+
+    The first choice of a request ends its prompt. All choices of one token are scored by one request.
+    """
+    single = [place for place, choice in enumerate(choices) if len(choice) == 1]
+    rivals = tuple(choices[place][0] for place in single[1:])
+    longer = [([place], ScoringParams()) for place, choice in enumerate(choices) if len(choice) > 1]
+    return [*([(single, ScoringParams(rivals=rivals))] if single else ()), *longer]
+
+
+def score_of(output: RequestOutput, token_ids: list[int]) -> ScoreOutput:
+    """Return the score of a prompt's last tokens, or of one that was scored in the place of the last one.
 
     Raises:
         OctavoError: the engine failed on the request.
@@ -212,7 +220,7 @@ def score_of(output: RequestOutput, num_tokens: int) -> ScoreOutput:
     if output.outputs[0].finish_reason == "abort":
         raise EngineError("the request for this score was aborted before its log-probabilities were known")
     assert output.prompt_logprobs is not None
-    token_ids, entries = output.prompt_token_ids[-num_tokens:], output.prompt_logprobs[-num_tokens:]
+    entries = output.prompt_logprobs[-len(token_ids) :]
     logprobs = [entry[token_id].logprob for entry, token_id in zip(entries, token_ids, strict=True) if entry]
     total = sum(logprobs)
     return ScoreOutput(token_ids, logprobs, total, total / len(logprobs), output.num_cached_tokens)

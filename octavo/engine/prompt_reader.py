@@ -28,6 +28,21 @@ POOLED = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
 """Stands for the parameters of a request that is pooled: this object, not one that is equal to it."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoringParams(SamplingParams):
+    """Parameters of a request that scores the end of its prompt.
+
+    Attributes:
+        rivals: token ids that are scored as well, each in the place of the prompt's last token.
+    """
+
+    max_tokens: int | None = 1
+    prompt_logprobs: int | None = 0
+    temperature: float = 0.0
+    detokenize: bool = False
+    rivals: tuple[int, ...] = ()
+
+
 class TextPrompt(TypedDict):
     """A prompt as text."""
 

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from octavo import LLM, Question
+from octavo.engine.prompt_reader import TokenIds
 from octavo.errors import ChatTemplateError, PromptError, RequestTooLongError
 
+MakeLLM = Callable[..., LLM]
 TEXT = "A fox jumped over the dog in Paris, and it rained all day. " * 8
 QUESTIONS = [
     "Did it rain?",
@@ -31,6 +33,25 @@ def test_decisions_equal_scores(idle_exact: LLM, text: str) -> None:
         assert [*one.probabilities] == list(asked.choices)
         assert sum(one.probabilities.values()) == pytest.approx(1)
         assert one.probabilities[one.choice] == max(one.probabilities.values())
+
+
+@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 7}, {"tensor_parallel_size": 2}])
+def test_choices_of_one_token_share_a_request(tiny: MakeLLM, options: dict[str, Any]) -> None:
+    """Each is worth what it is when it is scored alone, beside longer ones and whatever the chunks are."""
+    llm = tiny(**options)
+    prefix = TokenIds.of([*range(3, 40)])
+    choices = [TokenIds.of(ids) for ids in ([5], [6, 7], [9], [8], [9, 5], [60])]
+    before = int(llm.engine.new_request_id())
+    (found,) = llm._score([(prefix, choices)], "one")
+    after = int(llm.engine.new_request_id())
+    expected = llm.score(prefix.listed, [one.listed for one in choices], cache_salt="other")
+    assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert one.token_logprobs == pytest.approx(other.token_logprobs, abs=1e-4)
+    assert len({round(one.logprob, 5) for one in found}) == len(choices)
+    # One for the four choices of one token, one for each other, and the number that was asked for last.
+    assert after - before == 1 + 2 + 1
+    llm.engine.close()
 
 
 def test_messages_instructions_and_raw(idle_exact: LLM) -> None:

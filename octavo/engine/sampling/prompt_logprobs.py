@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from octavo.engine.prompt_reader import ScoringParams
 from octavo.engine.sampling.tops import Tops, log_softmax, pack_tops
 from octavo.engine.step.result import PromptLogprobs
 from octavo.engine.step.scheduled import ScheduledRequest
@@ -49,11 +50,18 @@ def _chunk_logprobs(decoder: Decoder, item: ScheduledRequest, hidden: Tensor) ->
     own = to_device(np.array(request.token_ids[start:stop], dtype=np.int64), hidden.device)
     wanted = hidden[start - first : stop - first]
     num_rows = max(1, min(_MAX_ROWS, MAX_LOGITS_BYTES // (4 * decoder.config.vocab_size)))
-    packed = [
-        pack_tops(log_softmax(_logits(decoder, rows, num_rows)), ids, num)
-        for rows, ids in zip(wanted.split(num_rows), own.split(num_rows), strict=True)
-    ]
-    return [PromptLogprobs(request, start, Tops([num] * len(own), to_host(torch.cat(packed))))]
+    packed, logprobs = [], hidden
+    for rows, ids in zip(wanted.split(num_rows), own.split(num_rows), strict=True):
+        logprobs = log_softmax(_logits(decoder, rows, num_rows))
+        packed.append(pack_tops(logprobs, ids, num))
+    found = [PromptLogprobs(request, start, Tops([num] * len(own), to_host(torch.cat(packed))))]
+    rivals = request.params.rivals if isinstance(request.params, ScoringParams) else ()
+    if rivals and stop == request.num_prompt_tokens:
+        # They stand where the most likely tokens would, in a row that takes the place of the last one.
+        ids = to_device(np.array(rivals, dtype=np.int64), hidden.device)
+        row = torch.cat([packed[-1][-1, :3], ids.double(), logprobs[-1][ids].double()])
+        found.append(PromptLogprobs(request, stop - 1, Tops([len(rivals)], to_host(row[None]))))
+    return found
 
 
 def _logits(decoder: Decoder, hidden: Tensor, num_rows: int) -> Tensor:

@@ -1,6 +1,7 @@
-"""POST /v1/decisions: scores every choice of every question, a bounded number of them at a time.
+"""POST /v1/decisions: scores every choice of every question, a bounded number of requests at a time.
 
-Each score is a request of its own, which shares the input's blocks, and the engine's steps, with the others.
+A question is a request for all choices of one token and one for each longer choice; all of them share the
+input's blocks and the engine's steps.
 """
 
 import asyncio
@@ -13,10 +14,10 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.engine.decisions import SCORING, decided, score_of
-from octavo.engine.prompt_reader import TokenIds
+from octavo.engine.decisions import decided, in_requests, score_of
+from octavo.engine.prompt_reader import ScoringParams, TokenIds
 from octavo.errors import NotReadyError
-from octavo.outputs import ScoreOutput
+from octavo.outputs import RequestOutput
 from octavo.server.api.decisions.decision_input import Asked, Forest
 from octavo.server.api.decisions.decision_structs import (
     AnyAnswer,
@@ -101,20 +102,27 @@ class _Scorer:
 
     async def _answer(self, asked: Asked) -> AnyAnswer:
         normalized = self._fields.length_normalized
-        scores = await _all(self._score(asked.token_ids, choice) for choice in asked.choice_ids)
+        choices, by_choice = asked.choice_ids, dict[int, RequestOutput]()
+        requests = in_requests(choices)
+        works = (self._score(asked.token_ids, choices[places[0]], params) for places, params in requests)
+        for (places, _), output in zip(requests, await _all(works), strict=True):
+            by_choice |= dict.fromkeys(places, output)
+        scores = [score_of(by_choice[place], choice) for place, choice in enumerate(choices)]
         found = decided([*map(str, range(len(scores)))], scores, length_normalized=normalized)
         logprobs = [score.normalized_logprob if normalized else score.logprob for score in scores]
         token_ids = asked.token_ids if self._fields.return_token_ids else UNSET
         return answer_of(asked, int(found.choice), [*found.probabilities.values()], logprobs, token_ids)
 
-    async def _score(self, question: Sequence[int], choice: Sequence[int]) -> ScoreOutput:
+    async def _score(
+        self, question: Sequence[int], choice: Sequence[int], params: ScoringParams
+    ) -> RequestOutput:
         async with self._turns:
             prompt = self._shared + TokenIds.of([*question, *choice])
             start = len(prompt.listed) - len(choice)
             is_first, self._has_begun = not self._has_begun, True
             generation = await self._context.generate(
                 [prompt],
-                SCORING,
+                params,
                 cache_salt=self._salt,
                 priority=self._fields.priority or 0,
                 prompt_logprobs_start=start,
@@ -124,11 +132,11 @@ class _Scorer:
             (output,) = await generation.finish()
             if output.outputs[0].finish_reason == "abort":
                 raise NotReadyError("the server stops, and has broken off this answer")
-            self._num_tokens += len(prompt.listed)
-            self._num_cached += output.num_cached_tokens
+            self._num_tokens += len(prompt.listed) * (1 + len(params.rivals))
+            self._num_cached += output.num_cached_tokens + len(prompt.listed) * len(params.rivals)
             if is_first:
                 self._num_cached_before = output.num_cached_tokens
-            return score_of(output, len(choice))
+            return output
 
 
 def answer_of(
