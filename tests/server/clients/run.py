@@ -118,7 +118,7 @@ def _run(client: Client, environments: Path) -> tuple[str, str, dict[str, float]
         with _server(client, folder) as server:
             try:
                 done = subprocess.run(
-                    [*_program(client, environments), server.url, name, client.tools],
+                    [*_program(client, environments), server.url, name, *client.tools.split()],
                     cwd=folder,
                     env={**os.environ, "OCTAVO_NPM": str(environments / "npm" / "node_modules")},
                     capture_output=True,
