@@ -35,11 +35,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class BlockReader:
-    """Reads the messages of one request. Its errors name the place of a block in the body.
-
-    Attributes:
-        loaded: descriptions of tools, by name, that the model is shown where a block refers to them.
-    """
+    """Reads one request's messages; `loaded` are descriptions of tools, for blocks that refer to them."""
 
     loaded: Mapping[str, str]
 
