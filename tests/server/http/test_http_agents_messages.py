@@ -150,6 +150,13 @@ def test_thinking_that_was_not_shown_comes_back_with_its_signature(
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6, "temperature": 0}
     shown = server.post(URL, body | {"thinking": {"type": "adaptive", "display": "summarized"}}).json()
     hidden = server.post(URL, body | {"thinking": {"type": "adaptive", "display": "omitted"}}).json()
+    for unasked in ({}, {"thinking": {"type": "disabled"}}):
+        assert server.post(URL, body | unasked).json()["content"] == [{"type": "text", "text": ""}]
+        events, _ = streamed(server, body | unasked | {"stream": True})
+        assert [event["type"] for event in events if "index" in event] == [
+            "content_block_start",
+            "content_block_stop",
+        ]
     (visible,), (block,) = shown["content"], hidden["content"]
     assert (block["type"], block["thinking"]) == ("thinking", "")
     assert carried(block["signature"]) == visible["thinking"] != ""
