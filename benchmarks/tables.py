@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from textwrap import fill
 from typing import NamedTuple
 
 from support.common import table
@@ -217,12 +218,18 @@ def left_out_list(rows: tuple[left_out.LeftOut, ...]) -> str:
     """Rows of the same APIs and reason that follow each other are one."""
     groups = groupby(rows, lambda row: (row.apis, row.why))
     return "\n".join(
-        f"* {coded(row.name for row in group)} ({', '.join(apis)}): {why}." for (apis, why), group in groups
+        wrapped(f"* {coded(row.name for row in group)} ({', '.join(apis)}): {why}.")
+        for (apis, why), group in groups
     )
 
 
 def refused() -> str:
-    return f"{coded(REFUSED)}."
+    return wrapped(f"{coded(REFUSED)}.")
+
+
+def wrapped(text: str) -> str:
+    indent = "  " if text.startswith("* ") else ""
+    return fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def coded(names: Iterable[str]) -> str:

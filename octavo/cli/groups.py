@@ -26,7 +26,7 @@ SERVER = {
     "Security": "api_key api_key_file insecure ssl_certfile ssl_keyfile allowed_hosts public_metrics "
     "cache_isolation",
     "Limits": "max_num_queued_reqs max_num_queued_tokens max_body_bytes max_body_values body_timeout_s "
-    "min_body_bytes_per_s "
+    "min_body_bytes_per_s response_store_mib response_store_s "
     "queue_timeout_s write_timeout_s sse_keep_alive_s step_deadline_s shutdown_timeout",
     "Restarts": "restart max_restarts restart_window_s",
     "Parallelism": "replicas",

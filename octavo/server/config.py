@@ -52,6 +52,9 @@ class ServerConfig:
         tool_call_parser: how the model writes tool calls. "auto" detects it from the model's response
             template or chat template.
         reasoning_parser: how the model marks its reasoning; "auto" detects it likewise.
+        response_store_mib: MiB of memory for answers of /v1/responses and for conversations, so that clients
+            may refer to them; the oldest go first. 0: nothing is kept. Needs replicas 1.
+        response_store_s: seconds after which they are forgotten.
         step_deadline_s: seconds after which a step counts as hung: its requests fail.
         replicas: number of engines behind one address, each in a process and on a GPU of its own (on
             a CPU they share its cores); each request goes where most of its prompt is cached. A replica that
@@ -96,6 +99,8 @@ class ServerConfig:
     shutdown_timeout: float = 30.0
     tool_call_parser: ToolCallParser = "auto"
     reasoning_parser: ReasoningParser = "auto"
+    response_store_mib: int = 0
+    response_store_s: float = 3600.0
     step_deadline_s: float = 120.0
     replicas: int = 1
     restart: bool = False
@@ -112,6 +117,10 @@ class ServerConfig:
         _in_range("min_body_bytes_per_s", self.min_body_bytes_per_s, 0, 2**40)
         _in_range("max_restarts", self.max_restarts, 0, 1000)
         _in_range("replicas", self.replicas, 1, 256)
+        _in_range("response_store_mib", self.response_store_mib, 0, 2**20)
+        if self.response_store_mib and self.replicas > 1:
+            raise ConfigError("response_store_mib needs replicas 1: each replica would keep its own answers")
+        _in_range("response_store_s", self.response_store_s, 1e-3, 1e9)
         for name in ("body_timeout_s", "write_timeout_s", "step_deadline_s", "restart_window_s"):
             _in_range(name, getattr(self, name), 1e-3, 1e6)
         for name in ("queue_timeout_s", "sse_keep_alive_s", "shutdown_timeout"):

@@ -17,6 +17,7 @@ from octavo.engine.prompt_reader import TokenIds
 from octavo.errors import EngineDeadError, NotReadyError
 from octavo.sampling_params import SamplingParams
 from octavo.server.api.prompt_tokens import Prompts
+from octavo.server.api.responses.response_store import ResponseStore
 from octavo.server.api.sampling import Defaults
 from octavo.server.api.sse import EventStream, EventWriter, time_to_look
 from octavo.server.api.structs import RequestId
@@ -58,6 +59,7 @@ class Context:
         created: when the server started, seconds since 1970.
         bodies: reads requests.
         metrics: counts them.
+        store: keeps answers, or None.
         num_restarts: processes before this one whose engine died.
         traces: makes spans, or None.
 
@@ -73,6 +75,8 @@ class Context:
         self.bodies = BodyReader(config)
         self.metrics = Metrics(loop, model, num_restarts)
         self.num_restarts = num_restarts
+        most = config.response_store_mib << 20
+        self.store = ResponseStore(most, config.response_store_s) if most else None
         endpoint = config.otlp_traces_endpoint
         self.traces = None if endpoint is None else Traces(endpoint, model)
         self._numbers = itertools.count()

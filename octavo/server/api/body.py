@@ -21,6 +21,7 @@ Body = TypeVar("Body", bound=RequestBody)
 _CHATS_ONLY = "is supported by /v1/chat/completions only"
 _OLD_TOOLS = "is an old name of OpenAI's; give tools and tool_choice to /v1/chat/completions"
 _GUIDED = "is an old name of vLLM's; give structured_outputs"
+_STORE = "needs a server that keeps answers (octavo serve --response-store-mib); or send all items"
 _TEXT_ONLY = "is not supported: this server reads and writes text only"
 
 # Fields of other servers: why they are refused, and which values ask for nothing.
@@ -58,8 +59,8 @@ REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
     "length_penalty": ("belongs to beam search, which is not supported", (None, 1, 1.0)),
     "early_stopping": ("belongs to beam search, which is not supported", (None, False)),
     "background": ("is not supported: this server keeps no answers", (None, False)),
-    "previous_response_id": ("is not supported: nothing is kept; send the conversation", (None,)),
-    "conversation": ("is not supported: this server keeps no conversations; send the messages", (None,)),
+    "previous_response_id": (_STORE, (None,)),
+    "conversation": (_STORE, (None,)),
     "prompt_id": ("is not supported: this server keeps no prompts", (None,)),
     "prompt": ("belongs to /v1/completions; this server keeps no prompts", (None,)),
     "background_options": ("is not supported: answers are not made in the background", (None,)),

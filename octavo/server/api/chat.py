@@ -80,14 +80,24 @@ async def chat_completions(context: Context, request: Request) -> Response:
 
 
 async def read_chat(
-    context: Context, request: Request, parse: Callable[[bytes, Defaults], ChatInput]
+    context: Context,
+    request: Request,
+    parse: Callable[[bytes, Defaults], ChatInput],
+    recall: Callable[[bytes], bytes] | None = None,
 ) -> ChatInput:
     """Read a body that asks for a chat; another process converts a long one to token ids.
+
+    Args:
+        context, request: as for all routes.
+        parse: decodes a body.
+        recall: completes one by what was kept of earlier ones, in the pool.
 
     Raises:
         OctavoError, ApiError: the body is refused, or there is no room for what it asks.
     """
     body = await context.read_body(request)
+    if recall is not None:
+        body = await context.run(request, recall, body)
     if len(body) > LONG_BYTES:
         found = await while_present(request, context.read_long_chat(request, body))
     else:

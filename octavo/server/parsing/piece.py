@@ -11,7 +11,8 @@ class Piece:
 
     Attributes:
         kind: "reasoning" and "content" are text to show. "call" begins a tool call, "arguments" continues it,
-            "complete" ends it; "custom" and "input" do so of a custom tool (custom/). "broken" means that what began as a call is none.
+            "complete" ends it; of a custom tool (custom/) they are "custom", "input" and "complete". "broken"
+            means that what began as a call is none.
         text: the next characters of reasoning, content and arguments; for "call" the function's name; for
             "complete" nothing; for "broken" everything since the call's marker, which is content.
     """

@@ -1,7 +1,6 @@
 """Custom tools in every format: a text is held to its grammar, and read back, however it is cut."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest

@@ -1,4 +1,4 @@
-"""/v1/responses as coding agents use it: namespaces, texts, choices, sealed reasoning, histories, failures."""
+"""/v1/responses as coding agents use it: namespaces, texts, sealed reasoning, histories, failures."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -67,9 +67,15 @@ def events(server: LiveServer, body: dict[str, Any]) -> list[dict[str, Any]]:
 def test_an_agents_body_is_taken_and_what_is_left_out_is_named(roomy: LiveServer) -> None:
     answer = roomy.post(URL, {**AGENT, "max_output_tokens": 2})
     assert answer.status_code == 200, answer.text
-    named = (
-        "client_metadata access_programs prompt_cache_key tool_search web_search verbosity summary".split()
-    )
+    named = [
+        "client_metadata",
+        "access_programs",
+        "prompt_cache_key",
+        "tool_search",
+        "web_search",
+        "verbosity",
+        "summary",
+    ]
     assert [name for name in named if name not in answer.headers["x-octavo-left-out"]] == []
 
 

@@ -7,6 +7,7 @@ from msgspec import ValidationError, convert, structs
 from octavo.sampling_params import SamplingParams, StructuredOutput
 from octavo.server.api.anthropic.signature import carried
 from octavo.server.api.body import decode
+from octavo.server.api.responses.response_store import OPTION
 from octavo.server.api.responses.response_structs import AnyTool, ResponsesRequest, TextFormat
 from octavo.server.api.responses.response_tools import chat_choice, chat_tools, flat_name
 from octavo.server.api.sampling import Defaults
@@ -139,7 +140,8 @@ def _checked_kind(item: dict[str, Any], where: str) -> str:
     """Return an item's type; its fields are known then, and those that are always texts are texts."""
     kind = item.get("type", "message")
     if kind == "item_reference":
-        text = f"{where}: no item is stored here by the id {str(item.get('id'))[:200]!r}; send the item"
+        name = str(item.get("id"))[:200]
+        text = f"{where}: no item is kept here by the id {name!r}; send the item itself ({OPTION})"
         raise ApiError(400, text, param=where, code="item_not_found")
     if not isinstance(kind, str) or kind not in _KNOWN:
         text = f"{where}.type: expected one of {', '.join(_KNOWN)}, got {kind!r}"

@@ -1,4 +1,4 @@
-"""POST /v1/responses without stored state: text and calls."""
+"""POST /v1/responses: text and calls."""
 
 import time
 from collections.abc import Iterable
@@ -13,6 +13,7 @@ from octavo.outputs import CompletionDelta, RequestOutput
 from octavo.server.api.chat import answer_whole, begin_chat, read_chat
 from octavo.server.api.responses.response_input import format_of, parse_response
 from octavo.server.api.responses.response_items import new_writer, whole_items
+from octavo.server.api.responses.response_store import Memory
 from octavo.server.api.responses.response_structs import (
     InputDetails,
     OutputDetails,
@@ -36,7 +37,9 @@ from octavo.server.limits import while_present
 
 async def responses(context: Context, request: Request) -> Response:
     """Answer an input."""
-    found = await read_chat(context, request, parse_response)
+    store = context.store
+    memory = None if store is None else Memory(store, request.scope["octavo.holder"])
+    found = await read_chat(context, request, parse_response, None if memory is None else memory.recall)
     fields, params = found.fields, found.params
     assert isinstance(fields, ResponsesRequest)
     answer = ResponseObject(
@@ -55,13 +58,16 @@ async def responses(context: Context, request: Request) -> Response:
         tools=fields.tools or [],
         tool_choice=fields.tool_choice or "auto",
         parallel_tool_calls=fields.parallel_tool_calls is not False,
+        **({} if memory is None else memory.note()),
     )
     options = {"names": names_of(fields.tools or ()), "seals": bool(fields.include)}
     if fields.stream:
         generation, box = await while_present(request, begin_chat(context, request, found))
-        events = _Events(answer, generation, box, options)
+        events = _Events(answer, generation, box, options, memory)
         return context.events(events, generation, last=b"", write_error=events.fail)
     finished = await answer_whole(context, request, found, partial(_whole, answer, options))
+    if memory is not None:
+        memory.keep(finished)
     return Response(encode(finished), media_type="application/json")
 
 
@@ -97,8 +103,14 @@ class _Events(EventWriter):
     """Writes a streamed answer as events with numbers."""
 
     def __init__(
-        self, answer: ResponseObject, generation: Generation, box: Toolbox, options: dict[str, Any]
+        self,
+        answer: ResponseObject,
+        generation: Generation,
+        box: Toolbox,
+        options: dict[str, Any],
+        memory: Memory | None,
     ) -> None:
+        self._memory = memory
         self._answer = answer
         self._generation = generation
         self._reader, self._writer = new_writer(box, **options)
@@ -119,10 +131,12 @@ class _Events(EventWriter):
         output, writer = self._generation.outputs[0], self._writer
         events = writer.write(self._reader.finish()) + writer.finish(_status(output))
         done = _finished(self._answer, output, writer.items)
+        if self._memory is not None:
+            self._memory.keep(done)
         return self._written([*events, ResponseEvent(type=f"response.{done.status}", response=done)])
 
     def fail(self, error: ApiError) -> bytes:
-        """Return the events of a failure: Codex looks for the first one, OpenAI's client raises on the second."""
+        """Return the events of a failure: Codex reads the first, OpenAI's client the second."""
         detail = error.detail
         failure = ResponseFailure(detail.code or "server_error", detail.message)
         failed = msgspec.structs.replace(

@@ -209,7 +209,8 @@ class ResponseObject(Struct, kw_only=True):
     metadata: dict[str, str] = {}
     max_output_tokens: int | None = None
     parallel_tool_calls: bool = True
-    previous_response_id: None = None
+    previous_response_id: str | None = None
+    conversation: JsonObject | None = None
     store: bool = False
     reasoning: Reasoning | None = None
     text: TextOptions

@@ -133,7 +133,7 @@ def _regex(pattern: str, flags: str, writing: _Writing) -> str:
 
 
 def _atom(atom: str, dot_all: bool, writing: _Writing) -> tuple[str, list[str]]:
-    """Return what matches an atom's characters that JSON writes as they are, and the escapes of the others."""
+    """Return what matches an atom's characters that stay, and what is written for the others."""
     if len(atom) == 1 and atom != ".":
         return ("", [writing.by[atom]]) if atom in writing.by else (re.escape(atom), [])
     characters = (r"[\s\S]" if dot_all else r"[^\n]") if atom == "." else atom
