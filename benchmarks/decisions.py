@@ -28,7 +28,7 @@ from support.model_folder import model_folder, write_tokenizer
 from support.texts import DOCUMENTS
 
 _LIMIT_S, _TIMEOUT_S = 300.0, 7200.0
-_THREADS = 400
+_THREADS = 64
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").glob("*.md
 NOT_RUN = {
     r"(\w+=\S+ )*octavo (serve|inspect|generate) .*(Qwen/|/models/|model\.gguf)": "its model is not here",
     r"(OCTAVO_\w+=\S+ )+octavo serve smollm2": "docs/serving.md runs the same server",
+    r"(?s)curl \S+/v1/(embeddings|rerank) ": "the model here generates; tests/server has the calls",
     r".*-tp 3": "tests/parallel runs ranks on a CPU",
     r"octavo compile MODEL": "MODEL stands for another one; tests/cli runs it",
     r"octavo launch": "its agents come from npm; tests/cli runs it, and make client-test runs them",

@@ -58,7 +58,7 @@ def engine_options(settings: Figures) -> Figures:
         "gpu_memory_utilization": 0.9,
         "kv_cache_dtype": settings.get("kv_cache_dtype", "auto"),
         "quantization": settings.get("quantization"),
-        "attention_backend": settings.get("attention_backend"),
+        **({"attention_backend": backend} if (backend := settings.get("attention_backend")) else {}),
         "disable_log_stats": True,
         "tensor_parallel_size": settings.get("tensor_parallel_size", 1),
     }

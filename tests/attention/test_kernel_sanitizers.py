@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+HELPERS = [str(Path(__file__).parents[1] / "support")]
 CASES = int(os.environ.get("FUZZ_CASES", "24"))
 # As an option of the compiler, which thus builds every kernel library as Octavo does, and keeps it apart.
 WRAPPER = """#!/bin/sh
@@ -61,6 +62,7 @@ def test_fuzz_under_sanitizers(tmp_path, options):
         "ASAN_OPTIONS": "detect_leaks=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",
         "OMP_NUM_THREADS": "2",
+        "PYTHONPATH": os.pathsep.join([*HELPERS, os.environ.get("PYTHONPATH", "")]),
     }
     script = Path(__file__).with_name("kernel_fuzz.py")
     command = [sys.executable, str(script), "--sanitized", f"--seed={seed}", f"--cases={CASES}"]

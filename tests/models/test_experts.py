@@ -278,7 +278,7 @@ def test_malformed_experts_are_refused_by_name(change: dict[str, Any], message: 
     ("change", "message"),
     [
         ({"architectures": ["DeepseekV3ForCausalLM"]}, "keys that are compressed into one latent row"),
-        ({"architectures": ["Llama4ForCausalLM"]}, "experts that all tokens share"),
+        ({"architectures": ["Llama4ForCausalLM"]}, "attention within chunks"),
         ({"shared_expert_intermediate_size": 32}, "shared_expert_intermediate_size = 32 is not supported"),
         ({"n_shared_experts": 1}, "n_shared_experts = 1 is not supported"),
         ({"architectures": ["OlmoeForCausalLM"], "clip_qkv": 8.0}, "clip_qkv = 8.0 is not supported"),

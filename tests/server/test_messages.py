@@ -173,7 +173,7 @@ def test_results_of_servers_end_a_turn_of_the_assistants() -> None:
     chat, left = asked(messages=[HI, said(search, found, use, result, text)])
     _, first, page_turn, second, failed, last = chat.messages
     assert [turn["tool_calls"][0]["function"]["name"] for turn in (first, second)] == ["web_search", "depth"]
-    assert (page_turn["tool_call_id"], json.loads(page_turn["content"])[0]["title"]) == ("s", "Sea")
+    assert (page_turn["tool_call_id"], json.loads(page_turn["content"])["title"]) == ("s", "Sea")
     assert "QQ==" not in page_turn["content"]
     assert (failed["content"], last["content"]) == ("Error: 9 m", "Deep.")
     assert left == ("messages[].content[].citations",)

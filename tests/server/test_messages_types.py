@@ -16,7 +16,7 @@ from octavo.server.api.body import decode
 from octavo.server.api_errors import ApiError
 
 
-def error_of(body: dict[str, Any], kind: type[CountRequest]) -> str:
+def error_of(body: dict[str, Any], kind: type[CountRequest] | type[MessagesRequest]) -> str:
     """Return what is refused of a body; empty: nothing."""
     try:
         if kind is CountRequest:

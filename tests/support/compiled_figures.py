@@ -47,6 +47,8 @@ def _compiler() -> "subprocess.Popen[str]":
 def _answer(script: str) -> dict[str, str]:
     output = io.StringIO()
     try:
+        # Scripts import others beside them, as when Python runs them.
+        sys.path.insert(1, str(Path(script).parent))
         with redirect_stdout(output):
             runpy.run_path(script, run_name="__main__")
     except Exception:

@@ -23,13 +23,13 @@ _MISSING: Mapping[str, str] = MappingProxyType(
                 "Glm4MoeLiteForCausalLM GlmMoeDsaForCausalLM KimiK2ForCausalLM",
             ),
             (
-                "experts that all tokens share and attention within chunks are not",
+                "attention within chunks is not",
                 "Llama4ForCausalLM Llama4ForConditionalGeneration",
             ),
-            ("layers of linear attention are not", "Qwen3_5ForCausalLM Qwen3_5ForConditionalGeneration"),
             (
-                "layers of linear attention and experts that all tokens share are not",
-                "Qwen3NextForCausalLM Qwen3_5MoeForCausalLM Qwen3_5MoeForConditionalGeneration",
+                "layers of linear attention are not",
+                "Qwen3NextForCausalLM Qwen3_5ForCausalLM Qwen3_5ForConditionalGeneration "
+                "Qwen3_5MoeForCausalLM Qwen3_5MoeForConditionalGeneration",
             ),
             (
                 "state spaces and convolutions in place of attention are not",

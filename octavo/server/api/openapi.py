@@ -1,6 +1,7 @@
 """GET /openapi.json: the routes and their types, made from the structs."""
 
 import functools
+import re
 from typing import Any
 
 import msgspec
@@ -15,14 +16,18 @@ from octavo.server.api.anthropic.messages_structs import (
     MessagesRequest,
     TokenCount,
 )
+from octavo.server.api.batches.batch_routes import BatchCreate
+from octavo.server.api.batches.store import BatchObject, FileObject
 from octavo.server.api.decisions.decision_structs import Decisions, DecisionsRequest
+from octavo.server.api.ollama.ollama_structs import Line, OllamaChat, OllamaGenerate, OllamaShow
 from octavo.server.api.pooled import pooled_structs as pooled
 from octavo.server.api.pooled.pooled_input import RANKS, SCORES
+from octavo.server.api.responses import kept_routes as kept
 from octavo.server.api.responses.response_structs import ResponseObject, ResponsesRequest
 from octavo.server.api_errors import ErrorBody
 from octavo.server.context import VERSION, Context
 
-_Struct = type[msgspec.Struct]
+_Struct = type[msgspec.Struct] | type[dict]
 
 # Method, path, what it does, body, answer, whether it streams.
 _OPERATIONS: tuple[tuple[str, str, str, _Struct | None, _Struct | None, bool], ...] = (
@@ -47,6 +52,35 @@ _OPERATIONS: tuple[tuple[str, str, str, _Struct | None, _Struct | None, bool], .
         for path in SCORES
     ),
     *(("post", path, "Rank documents", pooled.RerankRequest, pooled.Ranking, False) for path in RANKS),
+    ("get", "/v1/responses/{name}", "Return a kept response", None, ResponseObject, False),
+    ("delete", "/v1/responses/{name}", "Forget a response", None, kept.Deleted, False),
+    ("get", "/v1/responses/{name}/input_items", "List a kept response's input", None, dict, False),
+    ("post", "/v1/responses/{name}/cancel", "Refused: no response runs in the background", None, dict, False),
+    ("post", "/v1/conversations", "Begin a conversation", kept.ConversationRequest, dict, False),
+    ("get", "/v1/conversations/{name}", "Return a conversation", None, dict, False),
+    ("post", "/v1/conversations/{name}", "Change its metadata", kept.ConversationRequest, dict, False),
+    ("delete", "/v1/conversations/{name}", "Forget a conversation", None, kept.Deleted, False),
+    ("get", "/v1/conversations/{name}/items", "List its items", None, dict, False),
+    ("post", "/v1/conversations/{name}/items", "Add items", kept.ItemsRequest, dict, False),
+    ("get", "/v1/conversations/{name}/items/{item}", "Return an item", None, dict, False),
+    ("delete", "/v1/conversations/{name}/items/{item}", "Forget an item", None, dict, False),
+    ("post", "/v1/files", "Keep a file, sent as multipart/form-data", None, FileObject, False),
+    ("get", "/v1/files", "List files", None, dict, False),
+    ("get", "/v1/files/{name}", "Describe a file", None, FileObject, False),
+    ("delete", "/v1/files/{name}", "Delete a file", None, dict, False),
+    ("get", "/v1/files/{name}/content", "Return a file's content", None, None, False),
+    ("post", "/v1/batches", "Answer the requests of a file", BatchCreate, BatchObject, False),
+    ("get", "/v1/batches", "List batches", None, dict, False),
+    ("get", "/v1/batches/{name}", "Describe a batch", None, BatchObject, False),
+    ("post", "/v1/batches/{name}/cancel", "End a batch early", None, BatchObject, False),
+    ("post", "/api/chat", "Answer a conversation", OllamaChat, Line, True),
+    ("post", "/api/generate", "Continue a prompt", OllamaGenerate, Line, True),
+    ("post", "/api/embed", "Embed texts", pooled.OllamaEmbed, dict, False),
+    ("post", "/api/embeddings", "Embed a text", pooled.OllamaEmbeddings, dict, False),
+    ("post", "/api/show", "Describe the model", OllamaShow, dict, False),
+    ("get", "/api/tags", "List the model", None, dict, False),
+    ("get", "/api/ps", "List what is loaded", None, dict, False),
+    ("get", "/api/version", "Tell the version of Ollama's API", None, dict, False),
     ("get", "/v1/models", "List the model", None, server_info.ModelList, False),
     ("get", "/v1/models/{name}", "Describe the model", None, server_info.ModelCard, False),
     ("post", "/tokenize", "Turn text into token ids", tokenize.TokenizeRequest, tokenize.Tokens, False),
@@ -74,12 +108,14 @@ def _document() -> bytes:
     paths: dict[str, dict[str, Any]] = {}
     for method, path, summary, body, answer, streams in _OPERATIONS:
         error = schema_of[MessagesErrorBody if path.startswith("/v1/messages") else ErrorBody]
-        operation = _operation(
-            summary, body and schema_of[body], answer and schema_of[answer], error, streams
+        stream = (
+            ("application/x-ndjson" if path.startswith("/api/") else "text/event-stream") if streams else ""
         )
-        if "{name}" in path:
-            place = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-            operation["parameters"] = [place]
+        operation = _operation(summary, body and schema_of[body], answer and schema_of[answer], error, stream)
+        names = re.findall(r"{(\w+)}", path)
+        if names:
+            place = {"in": "path", "required": True, "schema": {"type": "string"}}
+            operation["parameters"] = [{"name": name, **place} for name in names]
         paths.setdefault(path, {})[method] = operation
     key = {"type": "http", "scheme": "bearer"}
     other_key = {"type": "apiKey", "in": "header", "name": "x-api-key"}
@@ -94,12 +130,12 @@ def _document() -> bytes:
     )
 
 
-def _operation(summary: str, body: object, answer: object, error: object, streams: bool) -> dict[str, Any]:
+def _operation(summary: str, body: object, answer: object, error: object, stream: str) -> dict[str, Any]:
     content: dict[str, Any] = (
         {"application/json": {"schema": answer}} if answer else {"text/plain": {"schema": {"type": "string"}}}
     )
-    if streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+    if stream:
+        content[stream] = {"schema": {"type": "string"}}
     failed = {"description": "An error", "content": {"application/json": {"schema": error}}}
     operation: dict[str, Any] = {
         "summary": summary,

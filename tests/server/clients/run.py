@@ -35,7 +35,7 @@ class Client:
     Attributes:
         name: of its file.
         package: of PyPI or npm; empty: only its bodies are sent.
-        environment: folder below --environments.
+        environment: folder below --environments; empty: the driver needs no package.
         model: what is served; None: the tiny model of random weights.
         tools: a model of random weights is served that does agent_scripts.TASKS with these tools instead.
             Without, an agent says hello to the model.
@@ -77,7 +77,7 @@ CLIENTS = (
     Client("smolagents", "smolagents", "agents", tools="smolagents"),
     Client("langgraph", "langgraph", "agents", tools="own"),
     Client("ollama", "ollama", "agents", tools="own"),
-    Client("open_webui", "", "agents", tools="own"),
+    Client("open_webui", "", "", tools="own"),
     Client("crewai", "crewai", "crewai", tools="own"),
     Client("ai_sdk", "ai", "npm", tools="own"),
     Client("continue", "@continuedev/openai-adapters", "npm", tools="own"),
@@ -118,7 +118,7 @@ def _run(client: Client, environments: Path) -> tuple[str, str, dict[str, float]
         with _server(client, folder) as server:
             try:
                 done = subprocess.run(
-                    [*_program(client, environments), server.url, name, client.tools],
+                    [*_program(client, environments), server.url, name, *client.tools.split()],
                     cwd=folder,
                     env={**os.environ, "OCTAVO_NPM": str(environments / "npm" / "node_modules")},
                     capture_output=True,
@@ -164,7 +164,7 @@ def _program(client: Client, environments: Path) -> list[str]:
         return ["node", str(module)]
     python = environments / client.environment / "bin" / "python"
     return [
-        sys.executable if client.environment == "npm" else str(python),
+        sys.executable if client.environment in ("npm", "") else str(python),
         str(HERE / f"with_{client.name}.py"),
     ]
 

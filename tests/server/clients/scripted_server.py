@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[3]
-sys.path += [str(ROOT / folder) for folder in ("tests/support", "tests/server/http")]
+sys.path.append(str(ROOT / "tests/support"))
 
 from scripted_model import FORMS, Form, write_scripted_model  # noqa: E402
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from closed import jobs, run_closed
 
-URL, FOLDER, TOOLS = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+URL, FOLDER, TOOLS = sys.argv[1], Path(sys.argv[2]), "".join(sys.argv[3:])
 # SmolLM2's context is too small for all of Claude Code's tools and its own instructions.
 SHORT = ["--system-prompt", "You are a coding agent.", "--tools", "Read,Edit"]
 VARIABLES = {

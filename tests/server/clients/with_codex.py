@@ -10,7 +10,7 @@ from pathlib import Path
 
 from closed import jobs, run_closed
 
-URL, FOLDER, TOOLS = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+URL, FOLDER, TOOLS = sys.argv[1], Path(sys.argv[2]), "".join(sys.argv[3:])
 MODEL = {
     "slug": "octavo",
     "display_name": "octavo",

@@ -11,8 +11,8 @@ from http_helpers import LiveServer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_http_agents import AGENT, ASK, HISTORY
-from test_http_fuzz import texts, values
 from tiny_chat import write_model
+from wild_bodies import texts, values
 
 from octavo import EngineConfig
 from octavo.engine.engine import Engine

@@ -1,20 +1,25 @@
 """/v1/messages as coding agents use it: their bodies, thinking that returns, errors they try again after."""
 
+import asyncio
 import importlib
 import itertools
 import json
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import httpx
 import pytest
+from aiohttp import web
 from http_helpers import LiveServer, eventually, slow
 from tiny_chat import TEMPLATE
 from typed_samples import samples
 
+from octavo.router import Fleet, Marks, Report
 from octavo.server.api.anthropic.signature import carried
+from octavo.server.replicas.proxy import ClientRequest, Link
 
 URL, COUNT = "/v1/messages?beta=true", "/v1/messages/count_tokens?beta=true"
 HEADERS = {"anthropic-version": "2023-06-01", "anthropic-beta": "interleaved-thinking-2025-05-14"}
@@ -150,6 +155,13 @@ def test_thinking_that_was_not_shown_comes_back_with_its_signature(
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6, "temperature": 0}
     shown = server.post(URL, body | {"thinking": {"type": "adaptive", "display": "summarized"}}).json()
     hidden = server.post(URL, body | {"thinking": {"type": "adaptive", "display": "omitted"}}).json()
+    for unasked in ({}, {"thinking": {"type": "disabled"}}):
+        assert server.post(URL, body | unasked).json()["content"] == [{"type": "text", "text": ""}]
+        events, _ = streamed(server, body | unasked | {"stream": True})
+        assert [event["type"] for event in events if "index" in event] == [
+            "content_block_start",
+            "content_block_stop",
+        ]
     (visible,), (block,) = shown["content"], hidden["content"]
     assert (block["type"], block["thinking"]) == ("thinking", "")
     assert carried(block["signature"]) == visible["thinking"] != ""
@@ -277,3 +289,49 @@ def test_random_bodies_of_the_clients_types(live: LiveServer, anthropic: ModuleT
             assert answer.json()["type"] == "error"
             assert answer.json()["error"]["message"]
         assert "event: error" not in answer.text, (answer.text, body)
+
+
+@pytest.mark.parametrize("status", [503, 529])
+def test_a_replica_that_takes_no_requests_sends_a_front_to_another(status: int, tmp_path: Path) -> None:
+    """Anthropic's form of the refusal is one, too."""
+
+    async def refuse(request: web.Request) -> web.Response:
+        return web.Response(status=status, text="{}")
+
+    async def tried(*, final: bool) -> tuple[bool, list[Any]]:
+        application, sent = web.Application(), []
+        application.router.add_post("/v1/messages", refuse)
+        runner = web.AppRunner(application)
+        await runner.setup()
+        await web.UnixSite(runner, str(tmp_path / "socket")).start()
+        link, fleet = Link(tmp_path / "socket", 5.0), Fleet(["0"])
+        fleet.replicas[0].note_report(Report(state="ready", num_running=0, num_waiting=0))
+        flight = fleet.send(Marks(), set())
+        assert flight is not None
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        request = ClientRequest("POST", "/v1/messages", [], b"{}", Marks(), "")
+        try:
+            return await link.pass_on(request, flight, send, more=[], final=final), sent
+        finally:
+            flight.end()
+            await link.close()
+            await runner.cleanup()
+
+    assert asyncio.run(tried(final=False)) == (False, [])
+    is_sent, sent = asyncio.run(tried(final=True))
+    assert (is_sent, sent[0]["status"]) == (True, status)
+
+
+def test_a_long_body_is_answered_as_a_short_one(serve_template: Callable[..., LiveServer]) -> None:
+    """A process of its own reads it."""
+    server = serve_template(THINKS, rename=("<|endoftext|>", "</think>"))
+    body = session(2) | {"max_tokens": 3, "temperature": 0, "stream": False, "thread": {"type": "create"}}
+    short = server.post(URL, body)
+    padded = server.post(URL, body | {"metadata": {"user_id": "x" * (40 << 10)}})
+    assert padded.json()["content"] == short.json()["content"]
+    assert padded.headers["x-octavo-left-out"] == short.headers["x-octavo-left-out"]
+    assert padded.headers["x-octavo-left-out"].endswith("thread, reasoning effort")
+    assert carried(padded.json()["content"][0]["signature"]) != ""

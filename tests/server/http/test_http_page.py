@@ -116,7 +116,7 @@ def test_a_comparison_says_why_it_cannot_run(browser: object, real: LiveServer) 
         assert page.text_content("#race-problem") == ""
         page.click("#race")
         wait_for_the_end(page)
-        assert "8192" in page.text_content("#race-problem")
+        assert "8191" in page.text_content("#race-problem")
         assert not any(letter.isdigit() for letter in page.text_content("#shared-rate"))
 
 

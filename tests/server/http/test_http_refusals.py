@@ -204,11 +204,17 @@ def test_other_kinds_of_bodies_routes_and_methods(live: LiveServer) -> None:
     compressed = live.post(CHAT, chat("Hi"), headers={"Content-Encoding": "gzip"})
     assert compressed.status_code == 415
     assert "uncompressed" in compressed.json()["error"]["message"]
-    for path in ("/v1", "/v1/chat/completions/", "/v1/embeddings", "/admin", "/../etc/passwd", "/%00"):
+    for path in ("/v1", "/v1/chat/completions/", "/v1/images", "/admin", "/../etc/passwd", "/%00"):
         response = live.http.get(path)
         assert response.status_code == 404
         assert response.json()["error"]["code"] == "not_found"
-    for method, path in (("GET", CHAT), ("PUT", TEXT), ("POST", "/v1/models"), ("OPTIONS", CHAT)):
+    for method, path in (
+        ("GET", CHAT),
+        ("GET", "/v1/embeddings"),
+        ("PUT", TEXT),
+        ("POST", "/v1/models"),
+        ("OPTIONS", CHAT),
+    ):
         response = live.http.request(method, path)
         assert response.status_code == 405
         assert "allow" in response.headers

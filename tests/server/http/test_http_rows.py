@@ -37,17 +37,19 @@ def test_a_form_that_spells_a_special_token_is_text(live: LiveServer) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "hint"),
     [
+        ("GET", "/v1/responses/resp-1", "--response-store-mib"),
+        ("DELETE", "/v1/responses/resp-1", "--response-store-mib"),
+        ("POST", "/v1/responses/resp-1/cancel", "--response-store-mib"),
+        ("POST", "/v1/batches", "--batch-dir"),
         ("POST", "/v1/messages/batches", "run-batch"),
-        ("POST", "/api/blobs/sha256:0", "chat, generate"),
-        ("POST", "/reset_prefix_cache", "no route"),
-        ("POST", "/invocations", "no route"),
+        ("POST", "/reset_prefix_cache", "no route '/reset_prefix_cache'"),
+        ("POST", "/invocations", "no route '/invocations'"),
     ],
 )
 def test_routes_that_are_lacking_say_so(live: LiveServer, method: str, path: str, hint: str) -> None:
     response = live.http.request(method, path)
     assert response.status_code == 404
-    assert path in response.text
-    assert hint in response.text
+    assert hint in response.json()["error"]["message"]
 
 
 def test_a_server_imports_no_model_code_and_no_second_framework() -> None:

@@ -102,7 +102,7 @@ def test_a_prompt_begins_with_the_one_before(tmp_path: Path, name: str) -> None:
     assert turns_that_differ(Model(tmp_path, ALL[name])) == []
 
 
-@pytest.mark.parametrize("name", MOVING)
+@pytest.mark.parametrize("name", sorted(MOVING))
 def test_some_templates_move_what_comes_first(tmp_path: Path, name: str) -> None:
     """It is the user's new turn that moves them."""
     assert set(turns_that_differ(Model(tmp_path, ALL[name]))) >= {4, 8}

@@ -35,11 +35,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class BlockReader:
-    """Reads the messages of one request. Its errors name the place of a block in the body.
-
-    Attributes:
-        loaded: descriptions of tools, by name, that the model is shown where a block refers to them.
-    """
+    """Reads one request's messages; `loaded` are descriptions of tools, for blocks that refer to them."""
 
     loaded: Mapping[str, str]
 
@@ -104,8 +100,8 @@ class BlockReader:
             return self.text(text, f"{where}.content", "document")
         if isinstance(text, str):
             return text
-        expected = f"{where}: expected plain text in a source of type text or content, got {kind!r:.100}"
-        raise ApiError(400, expected, param=where)
+        text = f"{where}: expected plain text in a source of type text or content, got {kind!r:.100}"
+        raise ApiError(400, text, param=where)
 
 
 def _turn(blocks: Sequence[AnyBlock]) -> JsonObject:
@@ -142,13 +138,9 @@ def _blocks(content: Sequence[JsonObject], where: str, place: str) -> Iterator[t
 
 def _written(content: Any) -> str:
     """Return a server's result as text, without what only that server can read."""
-    if isinstance(content, list) and all(isinstance(item, dict) and "text" in item for item in content):
-        return "\n".join(str(item["text"]) for item in content)
-    found = [_readable(item) for item in content] if isinstance(content, list) else _readable(content)
-    return found if isinstance(found, str) else encoded(found).decode()
-
-
-def _readable(item: Any) -> Any:
-    if not isinstance(item, dict):
-        return item
-    return {name: value for name, value in item.items() if not name.startswith("encrypted")}
+    lines = []
+    for item in content if isinstance(content, list) else [content]:
+        kept = {n: v for n, v in item.items() if n[:9] != "encrypted"} if isinstance(item, dict) else item
+        text = kept.get("text") if isinstance(kept, dict) else kept
+        lines.append(text if isinstance(text, str) else encoded(kept).decode())
+    return "\n".join(lines)

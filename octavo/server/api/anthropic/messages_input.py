@@ -5,7 +5,13 @@ from collections.abc import Sequence
 import msgspec
 
 from octavo.server.api.anthropic.messages_blocks import BlockReader
-from octavo.server.api.anthropic.messages_structs import NO_THREAD, CountRequest, MessagesRequest, TokenCount
+from octavo.server.api.anthropic.messages_structs import (
+    NO_THREAD,
+    CountRequest,
+    MessageFields,
+    MessagesRequest,
+    TokenCount,
+)
 from octavo.server.api.anthropic.messages_tools import choice_of, descriptions_of, tools_of
 from octavo.server.api.body import decode
 from octavo.server.api.left_out import SEARCH_TOOLS
@@ -15,9 +21,6 @@ from octavo.server.api.structs import ChatRequest, JsonObject, JsonSchema, Respo
 from octavo.server.api.toolbox import rendered, toolbox_of
 from octavo.server.api_errors import ApiError, refused
 from octavo.server.reading.requests import Answered, ChatInput, Materials, check_model
-
-# Both routes read the same prompt.
-Fields = CountRequest | MessagesRequest
 
 
 def parse_messages(body: bytes, defaults: Defaults) -> ChatInput:
@@ -45,7 +48,7 @@ def counted(materials: Materials, body: bytes) -> Answered:
     return msgspec.json.encode(TokenCount(count)), _with_thread(fields, left_out)
 
 
-def _with_thread(fields: Fields, left_out: tuple[str, ...]) -> tuple[str, ...]:
+def _with_thread(fields: MessageFields, left_out: tuple[str, ...]) -> tuple[str, ...]:
     """Return what is left out, with the wish that the conversation be kept.
 
     Raises:
@@ -59,16 +62,13 @@ def _with_thread(fields: Fields, left_out: tuple[str, ...]) -> tuple[str, ...]:
     return (*left_out, "thread")
 
 
-def chat_of(fields: Fields, left_out: Sequence[str] = ()) -> ChatRequest:
-    """Return a request as a chat. A last message of the assistant is continued.
-
-    Args:
-        fields: the request.
-        left_out: what was left out of it. Without the server that would search them, all tools are shown.
+def chat_of(fields: CountRequest | MessagesRequest, left_out: Sequence[str] = ()) -> ChatRequest:
+    """Return a request as a chat, by what was left out of it. A last message of the assistant is continued.
 
     Raises:
         ApiError: a block is of a kind that is not supported there, or fields contradict each other.
     """
+    # Where the search for tools was left out, the model needs to see all of them.
     tools = tools_of(fields.tools or (), defers=f"tools[] {SEARCH_TOOLS}" not in left_out)
     messages = _messages(fields, BlockReader(descriptions_of(tools)))
     choice, thinking = fields.tool_choice, fields.thinking
@@ -89,7 +89,7 @@ def chat_of(fields: Fields, left_out: Sequence[str] = ()) -> ChatRequest:
     )
 
 
-def _messages(fields: Fields, blocks: BlockReader) -> list[JsonObject]:
+def _messages(fields: MessageFields, blocks: BlockReader) -> list[JsonObject]:
     messages: list[JsonObject] = []
     if fields.system is not None and fields.system != []:
         messages.append({"role": "system", "content": blocks.text(fields.system, "system", "system")})
@@ -104,16 +104,13 @@ def _messages(fields: Fields, blocks: BlockReader) -> list[JsonObject]:
     return messages
 
 
-def _effort(fields: Fields) -> str | None:
+def _effort(fields: MessageFields) -> str | None:
     """Return the effort that a message asked for last, or else the request."""
     wishes = [fields.output_config, *(message.output_config for message in fields.messages)]
     efforts = [wish.effort for wish in wishes if wish is not None and wish.effort is not None]
     return efforts[-1] if efforts else None
 
 
-def _form(fields: Fields) -> ResponseFormat | None:
-    form = None if fields.output_config is None else fields.output_config.format
-    form = form or fields.output_format
-    if form is None:
-        return None
-    return ResponseFormat(type="json_schema", json_schema=JsonSchema(schema=form.schema))
+def _form(fields: MessageFields) -> ResponseFormat | None:
+    form = (fields.output_config and fields.output_config.format) or fields.output_format
+    return form and ResponseFormat(type="json_schema", json_schema=JsonSchema(schema=form.schema))

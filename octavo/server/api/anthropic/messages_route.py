@@ -121,6 +121,11 @@ def _hides_thinking(fields: MessagesRequest) -> bool:
     return fields.thinking is not None and fields.thinking.display == "omitted"
 
 
+def _asks_for_thinking(fields: MessagesRequest) -> bool:
+    """Return whether blocks of thinking may come: clients that ask for none read the first block as text."""
+    return fields.thinking is not None and fields.thinking.type != "disabled"
+
+
 async def messages(context: Context, request: Request) -> Response:
     """Answer a conversation."""
     found = await read_chat(context, request, parse_messages)
@@ -142,7 +147,7 @@ async def messages(context: Context, request: Request) -> Response:
 
 def _whole(answer: Message, fields: MessagesRequest, output: RequestOutput, box: Toolbox) -> Message:
     completion = output.outputs[0]
-    items = whole_items(box, completion, "completed")
+    items = whole_items(box, completion, "completed", shows_reasoning=_asks_for_thinking(fields))
     ended = ending(completion, items, fields.max_tokens)
     return msgspec.structs.replace(
         answer,
@@ -162,7 +167,7 @@ class _Events(EventWriter):
         self._answer = answer
         self._max_tokens, self._hides = fields.max_tokens, _hides_thinking(fields)
         self._generation = generation
-        self._reader, self._writer = new_writer(box)
+        self._reader, self._writer = new_writer(box, shows_reasoning=_asks_for_thinking(fields))
 
     def begin(self) -> bytes:
         """Return the event that begins the message."""

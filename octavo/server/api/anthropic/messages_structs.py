@@ -81,14 +81,9 @@ class SearchResultBlock(Block, tag="search_result"):
 
 
 AnyBlock = (
-    TextBlock
-    | ThinkingBlock
-    | ToolUseBlock
-    | ToolResultBlock
-    | ToolReferenceBlock
-    | DocumentBlock
+    TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock | ToolReferenceBlock | DocumentBlock
     | SearchResultBlock
-)
+)  # fmt: skip
 Effort = Literal["low", "medium", "high", "xhigh", "max"]
 
 
@@ -168,7 +163,7 @@ class ThreadParam(Struct, forbid_unknown_fields=True, kw_only=True):
     previous_message_id: str | None = None
 
 
-class PromptFields(RequestBody, forbid_unknown_fields=True, kw_only=True):
+class MessageFields(RequestBody, forbid_unknown_fields=True, kw_only=True):
     """What both routes take."""
 
     api: ClassVar[str] = "messages"
@@ -181,7 +176,7 @@ class PromptFields(RequestBody, forbid_unknown_fields=True, kw_only=True):
     tool_choice: ToolChoiceParam | None = None
     thinking: ThinkingParam | None = None
     output_config: OutputConfig | None = None
-    # The name that clients of 2025 give to output_config.format.
+    # An older name of output_config.format.
     output_format: JsonFormat | None = None
     thread: ThreadParam | None = None
     stop_sequences: Annotated[list[Stop], Meta(max_length=16)] | None = None
@@ -191,13 +186,13 @@ class PromptFields(RequestBody, forbid_unknown_fields=True, kw_only=True):
     stream: bool | None = None
 
 
-class CountRequest(PromptFields, forbid_unknown_fields=True, kw_only=True):
+class CountRequest(MessageFields, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /v1/messages/count_tokens."""
 
     max_tokens: int | None = None
 
 
-class MessagesRequest(PromptFields, forbid_unknown_fields=True, kw_only=True):
+class MessagesRequest(MessageFields, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /v1/messages."""
 
     max_tokens: int

@@ -18,13 +18,7 @@ _OLD_EDITS, _EDITS = "view create str_replace insert undo_edit", "view create st
 # Tools that a client runs: how their types begin, required arguments, commands, other arguments, and what a
 # model is told. Source: platform.claude.com, "Bash tool", "Text editor tool" and "Memory tool".
 _PUBLISHED = (
-    (
-        "bash_",
-        "command",
-        "",
-        "restart:boolean",
-        "Runs a command in a shell, which stays open until a restart.",
-    ),
+    ("bash_", "command", "", "restart:boolean", "Runs a command in a shell. A restart opens a new one."),
     ("text_editor_2024", "command path", _OLD_EDITS, _FILES, _OLD),
     ("text_editor_202501", "command path", _OLD_EDITS, _FILES, _OLD),
     ("text_editor_", "command path", _EDITS, _FILES, _NEW),
@@ -33,11 +27,7 @@ _PUBLISHED = (
 
 
 def tools_of(found: Sequence[JsonObject], *, defers: bool) -> list[Tool]:
-    """Return tools as functions.
-
-    Args:
-        found: them, decoded.
-        defers: those that want it are shown only where a block refers to them.
+    """Return tools as functions; `defers`: some are shown only where a block refers to them.
 
     Raises:
         ApiError: one is malformed, or of a type whose schema is not known.
@@ -67,9 +57,8 @@ def _published(kind: object, where: str) -> tuple[str, JsonObject]:
     for begin, required, commands, others, about in _PUBLISHED:
         if isinstance(kind, str) and kind.startswith(begin):
             named = (entry.partition(":") for entry in others.split())
-            properties: JsonObject = {name: {"type": of or "string"} for name, _, of in named}
             command = {"type": "string", **({"enum": commands.split()} if commands else {})}
-            properties = {"command": command, **properties}
+            properties = {"command": command, **{name: {"type": of or "string"} for name, _, of in named}}
             return about, {"type": "object", "properties": properties, "required": required.split()}
     known = "custom, bash_*, text_editor_*, memory_*, or a tool of Anthropic's servers, which is left out"
     raise refused(where, f"{kind!r:.100} is not supported: expected {known}")

@@ -13,7 +13,7 @@ from octavo.errors import NotReadyError
 from octavo.outputs import CompletionDelta, CompletionOutput, RequestOutput
 from octavo.server.api.logprobs import LogprobWriter, check_logprobs
 from octavo.server.api.ollama.ollama_input import OllamaInput
-from octavo.server.api.ollama.ollama_structs import Call, CalledFunction, Line, SaidMessage, counts_of, now
+from octavo.server.api.ollama.ollama_structs import Call, FunctionOfCall, Line, SaidMessage, counts_of, now
 from octavo.server.api.sse import EventWriter, encode
 from octavo.server.api_errors import ollama_error
 from octavo.server.context import Context, note_left_out
@@ -147,7 +147,7 @@ class _Speech:
                 self._arguments += piece.text
             elif piece.kind == "complete":
                 arguments = msgspec.json.decode(self._arguments or "{}")
-                call = Call(function=CalledFunction(name=self._name, arguments=arguments))
+                call = Call(function=FunctionOfCall(name=self._name, arguments=arguments))
                 said.tool_calls = [*(said.tool_calls or ()), call]
 
 

@@ -48,7 +48,7 @@ class _Fields(RequestBody, forbid_unknown_fields=True, kw_only=True):
     top_logprobs: int | None = None
 
 
-class CalledFunction(Struct, kw_only=True):
+class FunctionOfCall(Struct, kw_only=True):
     """A call: arguments are an object, not a text."""
 
     name: str
@@ -58,7 +58,7 @@ class CalledFunction(Struct, kw_only=True):
 class Call(Struct, kw_only=True):
     """A call in a message."""
 
-    function: CalledFunction
+    function: FunctionOfCall
     id: str | UnsetType = UNSET
 
 

@@ -39,6 +39,7 @@ class OutputWriter:
         parallel: bool,
         names: Names | None = None,
         seals: bool = False,
+        shows_reasoning: bool = True,
     ) -> None:
         """Start at the beginning of an answer.
 
@@ -47,7 +48,9 @@ class OutputWriter:
             parallel: give all calls, not only the first.
             names: namespaces and names of tools, by the names that the model knows.
             seals: reasoning gets an encrypted_content, which brings it back.
+            shows_reasoning: otherwise it becomes no item.
         """
+        self._shows_reasoning = shows_reasoning
         self._names = names or {}
         self._seals = seals
         self.items: list[OutputItem] = []
@@ -63,7 +66,7 @@ class OutputWriter:
         for piece in pieces:
             if piece.kind in ("call", "custom", "arguments", "input", "complete"):
                 self._write_call(piece, events)
-            else:
+            elif piece.kind != "reasoning" or self._shows_reasoning:
                 self._write_text(piece, events)
         return events
 
