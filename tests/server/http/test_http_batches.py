@@ -307,6 +307,7 @@ def test_batches_that_are_over_make_room_and_files_bound_answers(
 def test_an_error_does_not_tell_the_folder(batch_server: LiveServer, tmp_path: Path) -> None:
     file = upload(batch_server, requests(1))
     (tmp_path / "batches" / f"{file['id']}.data").unlink()
+    assert batch_server.http.get(f"/v1/files/{file['id']}/content").status_code == 404
     found = ended(batch_server, begin(batch_server, file["id"])["id"])
     assert found["status"] == "failed"
     assert str(tmp_path) not in json.dumps(found)

@@ -68,6 +68,8 @@ async def content(context: Context, request: Request) -> Response:
     """Answer with a file's content."""
     found = _found(context, request, FileObject)
     path = _runner(context).store.path(found.id)
+    if not path.is_file():
+        raise ApiError(404, f"the content of file {found.id!r} has been removed", code="not_found")
     return FileResponse(path, media_type="application/octet-stream")
 
 

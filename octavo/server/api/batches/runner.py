@@ -73,17 +73,15 @@ class Runner:
                 task.cancel()
                 self._current = None
             if not task.cancelled() and (error := task.exception()) is not None:
-                batch.errors = _errors([str(error) or type(error).__name__])
+                # The whole text of an OSError would tell the server's folder.
+                text = f"a file: {error.strerror}" if isinstance(error, OSError) else str(error)
+                batch.errors = _errors(text or type(error).__name__)
                 batch.turn("failed")
                 self._finish(holder, batch)
 
     async def _answer(self, holder: str, batch: BatchObject) -> None:
         """Answer all lines of a batch that have no answer yet."""
-        try:
-            lines = await asyncio.to_thread(self._lines, batch)
-        except OSError as error:
-            # Its text would tell the server's folder.
-            raise RuntimeError(f"the input file cannot be read: {error.strerror}") from error
+        lines = await asyncio.to_thread(self._lines, batch)
         if not any(isinstance(line, BatchRequest) for line in lines):
             wrong = [line.error.message for line in lines if isinstance(line, BatchLine) and line.error]
             raise RuntimeError("; ".join(["the input file holds no request", *wrong[:10]]))
@@ -176,6 +174,8 @@ def _may_succeed_later(line: BatchLine) -> bool:
     return status in _LATER or (status == 500 and b"engine_dead" in bytes(line.response.body))
 
 
-def _errors(messages: Sequence[str]) -> dict[str, object]:
-    listed = [{"code": "invalid_batch", "message": text, "line": None, "param": None} for text in messages]
-    return {"object": "list", "data": listed}
+def _errors(message: str) -> dict[str, object]:
+    return {
+        "object": "list",
+        "data": [{"code": "invalid_batch", "message": message, "line": None, "param": None}],
+    }
