@@ -4,10 +4,11 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial
+from itertools import chain
 from typing import Literal
 
 from octavo.config import EngineConfig
-from octavo.engine.decisions import Question, decided, in_requests, read_input, read_question, score_of
+from octavo.engine.decisions import Question, decided, in_requests, read_input, read_question, scores_of
 from octavo.engine.engine import Engine
 from octavo.engine.engine_stats import EngineStats
 from octavo.engine.pooled_calls import PooledCalls
@@ -281,21 +282,20 @@ class LLM(PooledCalls):
         self, jobs: Sequence[tuple[TokenIds, Sequence[TokenIds]]], cache_salt: str
     ) -> list[list[ScoreOutput]]:
         """Score the choices of each job after its ids."""
-        outputs: list[dict[int, RequestOutput]] = []
         with closing(self._shared.caller()) as caller, no_full_collections():
             add = partial(caller.add, cache_salt=cache_salt, read_along=False)
-            for before, choices in jobs:
-                start, by_choice = len(before.listed), dict[int, RequestOutput]()
-                for places, params in in_requests([choice.listed for choice in choices]):
-                    output = add(before + choices[places[0]], params, prompt_logprobs_start=start)
-                    by_choice |= dict.fromkeys(places, output)
-                outputs.append(by_choice)
-            for by_choice in outputs:
-                for output in by_choice.values():
-                    self._wait(output)
+            outputs = [
+                [
+                    add(before + choices[places[0]], params, prompt_logprobs_start=len(before.listed))
+                    for places, params in in_requests([choice.listed for choice in choices])
+                ]
+                for before, choices in jobs
+            ]
+            for output in chain.from_iterable(outputs):
+                self._wait(output)
         return [
-            [score_of(by_choice[place], choice.listed) for place, choice in enumerate(choices)]
-            for by_choice, (_, choices) in zip(outputs, jobs, strict=True)
+            scores_of([choice.listed for choice in choices], own)
+            for (_, choices), own in zip(jobs, outputs, strict=True)
         ]
 
     def _wait(self, output: RequestOutput) -> None:

@@ -208,7 +208,14 @@ def in_requests(choices: Sequence[Sequence[int]]) -> list[tuple[list[int], Scori
     return [*([(single, ScoringParams(rivals=rivals))] if single else ()), *longer]
 
 
-def score_of(output: RequestOutput, token_ids: list[int]) -> ScoreOutput:
+def scores_of(choices: Sequence[list[int]], outputs: Sequence[RequestOutput]) -> list[ScoreOutput]:
+    """Return the scores of choices, as the outputs of their requests tell them. Raises as `_score_of`."""
+    pairs = zip(in_requests(choices), outputs, strict=True)
+    by_choice = {place: output for (places, _), output in pairs for place in places}
+    return [_score_of(by_choice[place], choice) for place, choice in enumerate(choices)]
+
+
+def _score_of(output: RequestOutput, token_ids: list[int]) -> ScoreOutput:
     """Return the score of a prompt's last tokens, or of one that was scored in the place of the last one.
 
     Raises:

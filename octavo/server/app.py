@@ -79,7 +79,7 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/api/generate", ollama_answer),
     ("GET", "/api/tags", ollama_info.tags),
     ("GET", "/api/ps", ollama_info.ps),
-    ("GET", "/api/version", ollama_info.version),
+    ("GET", "/api/version", server_info.version),
     ("POST", "/api/show", ollama_info.show),
     *((method, path, ollama_info.refuse) for method, path in ollama_info.REFUSED),
 )

@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.engine.decisions import decided, in_requests, score_of
+from octavo.engine.decisions import decided, in_requests, scores_of
 from octavo.engine.prompt_reader import ScoringParams, TokenIds
 from octavo.errors import NotReadyError
 from octavo.outputs import RequestOutput
@@ -102,12 +102,11 @@ class _Scorer:
 
     async def _answer(self, asked: Asked) -> AnyAnswer:
         normalized = self._fields.length_normalized
-        choices, by_choice = asked.choice_ids, dict[int, RequestOutput]()
-        requests = in_requests(choices)
-        works = (self._score(asked.token_ids, choices[places[0]], params) for places, params in requests)
-        for (places, _), output in zip(requests, await _all(works), strict=True):
-            by_choice |= dict.fromkeys(places, output)
-        scores = [score_of(by_choice[place], choice) for place, choice in enumerate(choices)]
+        outputs = await _all(
+            self._score(asked.token_ids, asked.choice_ids[places[0]], params)
+            for places, params in in_requests(asked.choice_ids)
+        )
+        scores = scores_of(asked.choice_ids, outputs)
         found = decided([*map(str, range(len(scores)))], scores, length_normalized=normalized)
         logprobs = [score.normalized_logprob if normalized else score.logprob for score in scores]
         token_ids = asked.token_ids if self._fields.return_token_ids else UNSET

@@ -1,4 +1,4 @@
-"""GET /api/tags, /api/ps, /api/version, POST /api/show, and the routes of Ollama's that are refused."""
+"""GET /api/tags, /api/ps, POST /api/show, and the routes of Ollama's that are refused."""
 
 import hashlib
 from datetime import UTC, datetime
@@ -11,7 +11,7 @@ from octavo.server.api.body import decode
 from octavo.server.api.ollama.ollama_structs import OllamaShow
 from octavo.server.api.sse import encode
 from octavo.server.api_errors import ApiError
-from octavo.server.context import VERSION, Context
+from octavo.server.context import Context
 from octavo.server.reading.requests import check_model
 
 # It stays loaded; clients want a time.
@@ -23,11 +23,6 @@ REFUSED = (
     ("POST", "/api/copy"),
     ("DELETE", "/api/delete"),
 )
-
-
-async def version(context: Context, request: Request) -> Response:
-    """Tell the version."""
-    return _json({"version": VERSION})
 
 
 async def tags(context: Context, request: Request) -> Response:
