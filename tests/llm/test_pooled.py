@@ -12,6 +12,7 @@ from pooled_checkpoints import TEXTS, Reference, published, unit
 
 from octavo import LLM, SamplingParams
 from octavo.engine.prompt_reader import POOLED
+from octavo.engine.step import pooled
 from octavo.errors import (
     ConfigError,
     EngineError,
@@ -76,6 +77,18 @@ def test_the_same_of_two_ranks(tmp_path: Path) -> None:
     for text, found in zip(TEXTS, llm.classify(TEXTS), strict=True):
         wanted = reference.logits(reference.encode(text)).softmax(-1)
         assert found.values == pytest.approx(wanted.tolist(), abs=1e-5)
+    llm.engine.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"tensor_parallel_size": 2}])
+def test_a_mean_is_summed_in_slices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """States of a whole step, in float32, would not fit into the memory that is planned."""
+    monkeypatch.setattr(pooled, "_ROWS_AT_ONCE", 3)
+    reference = Reference(tmp_path, "Qwen3Model", ends=True).sentence_transformer("mean_tokens")
+    llm = load(reference, **options)
+    assert least_cosine(llm, reference, TEXTS, mean) >= 0.9999
     llm.engine.close()
 
 
