@@ -251,7 +251,9 @@ def test_a_file_s_name_is_utf8(batch_server: LiveServer, head: str, name: str) -
     form = (
         '--y\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--y\r\nContent-Disposition: '
     )
-    form += f'form-data; name="file"{head}\r\nContent-Type: text/plain\r\n\r\nx\r\n\r\ny\r\n--y--\r\n'
+    form += (
+        f'form-data; name="file"{head}\r\nContent-Type: text/plain; name="z"\r\n\r\nx\r\n\r\ny\r\n--y--\r\n'
+    )
     answer = batch_server.http.post("/v1/files", content=form.encode(), headers=FORM)
     assert (answer.status_code, answer.json()["filename"]) == (200, name)
     assert batch_server.http.get(f"/v1/files/{answer.json()['id']}/content").content == b"x\r\n\r\ny"

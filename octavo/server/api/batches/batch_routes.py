@@ -165,7 +165,9 @@ def _parts(body: bytes, content_type: str) -> dict[str, tuple[str, bytes]]:
         head, _, content = piece.removeprefix(b"\r\n").partition(b"\r\n\r\n")
         # Names come as UTF-8, as browsers and clients write them.
         text = head.decode("utf-8", "replace") if len(head) <= _MOST_HEAD_BYTES else ""
-        names = {key: quoted or bare for key, quoted, bare in _NAMES.findall(text)}
+        lines = text.split("\r\n")
+        line = next((one for one in lines if one.lower().startswith("content-disposition:")), "")
+        names = {key: quoted or bare for key, quoted, bare in _NAMES.findall(line)}
         name = names.get("name", "")
         if not name or name in found:
             raise ApiError(400, "expected parts with names, each once", code="invalid_form")
