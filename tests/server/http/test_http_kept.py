@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 from http_helpers import LiveServer
 
 from octavo.errors import ConfigError
-from octavo.server.api.responses.response_store import Kept, ResponseStore
+from octavo.server.api.responses.response_store import Kept, Memory, ResponseStore
 from octavo.server.api_errors import ApiError
 from octavo.server.config import ServerConfig
 
@@ -165,3 +166,39 @@ def test_the_store_is_bounded_and_forgets(monkeypatch: pytest.MonkeyPatch) -> No
 def test_replicas_cannot_keep() -> None:
     with pytest.raises(ConfigError, match="replicas"):
         ServerConfig(response_store_mib=1, replicas=2)
+
+
+def test_shared_items_count_once_and_as_long_as_an_answer_holds_them() -> None:
+    store = ResponseStore(10_000, 60.0)
+    for number in range(200):
+        long: dict[str, Any] = {"id": f"i-{number}", "text": "x" * 2000}
+        short: dict[str, Any] = {"id": f"s-{number}", "text": "y"}
+        store.put(None, Kept({"id": f"long-{number}"}, (long,), (long,)))
+        # Each goes on with a long one, which it keeps alive.
+        store.put(None, Kept({"id": f"short-{number}"}, (short,), (long, short)))
+    alive = [n for n in range(200) if store.item(None, f"i-{n}") is not None]
+    assert 3 <= len(alive) <= 5, "the items that answers hold are within the bytes of the store"
+
+
+@pytest.mark.parametrize("limit", ["0099" + "9" * 5000, "00999999", "9" * 5000, "101"])
+def test_a_page_is_never_longer_than_it_may_be(keeping: LiveServer, limit: str) -> None:
+    name = keeping.post("/v1/conversations", {}).json()["id"]
+    answer = keeping.http.get(f"/v1/conversations/{name}/items?limit={limit}")
+    assert answer.status_code == 400 and "limit" in answer.json()["error"]["message"]
+
+
+class _Answer(msgspec.Struct):
+    id: str
+    output: list[dict[str, Any]]
+
+
+def test_an_answer_outlives_its_conversation() -> None:
+    store = ResponseStore(10_000, 60.0)
+    store.put(None, Kept({"id": "conv-1", "object": "conversation"}, (), ()))
+    memory = Memory(store, None)
+    memory.recall(b'{"input": "Hi", "conversation": "conv-1"}')
+    store.remove(None, "conv-1")
+    memory.keep(_Answer(id="resp-1", output=[]))
+    assert store.get(None, "resp-1").body["id"] == "resp-1"
+    with pytest.raises(ApiError, match="nothing is kept"):
+        store.get(None, "conv-1")

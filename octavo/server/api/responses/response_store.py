@@ -1,5 +1,6 @@
 """Keeps answers and conversations in memory, where the server was told to: so many bytes, for so long."""
 
+import contextlib
 import threading
 import time
 import uuid
@@ -45,15 +46,17 @@ class ResponseStore:
         self._lifetime_s = lifetime_s
         self._lock = threading.Lock()
         self._entries: OrderedDict[tuple[bytes | None, str], _Entry] = OrderedDict()
+        # Holders and bytes of each item, by its identity.
+        self._held: dict[int, tuple[int, int]] = {}
         self._num_bytes = 0
 
     def put(self, holder: bytes | None, kept: Kept) -> None:
         """Keep something by the id in its body, instead of what was kept by it."""
         key = holder, str(kept.body["id"])
-        # Items of earlier answers are shared with these, so that only new ones count.
-        own = kept.items[-len(kept.given) - len(kept.body.get("output", ())) :] if kept.given else ()
-        num_bytes = len(msgspec.json.encode((kept.body, own)))
+        num_bytes = len(msgspec.json.encode(kept.body))
         with self._lock:
+            for item in kept.items:
+                self._hold(item)
             self._drop(key)
             self._entries[key] = _Entry(kept, num_bytes, time.monotonic() + self._lifetime_s)
             self._num_bytes += num_bytes
@@ -94,7 +97,23 @@ class ResponseStore:
 
     def _drop(self, key: tuple[bytes | None, str]) -> None:
         entry = self._entries.pop(key, None)
-        self._num_bytes -= 0 if entry is None else entry.num_bytes
+        if entry is not None:
+            self._num_bytes -= entry.num_bytes
+            for item in entry.kept.items:
+                self._release(item)
+
+    def _hold(self, item: dict[str, Any]) -> None:
+        """Count an item once, however many answers share it; it stays as long as the last of them."""
+        number, size = self._held.get(id(item)) or (0, len(msgspec.json.encode(item)))
+        self._held[id(item)] = number + 1, size
+        self._num_bytes += 0 if number else size
+
+    def _release(self, item: dict[str, Any]) -> None:
+        number, size = self._held.pop(id(item))
+        if number > 1:
+            self._held[id(item)] = number - 1, size
+        else:
+            self._num_bytes -= size
 
 
 class Memory:
@@ -156,13 +175,15 @@ class Memory:
         return {"store": self._keeps, "previous_response_id": self._previous, "conversation": conversation}
 
     def keep(self, answer: msgspec.Struct) -> None:
-        """Keep a finished answer, and add it to its conversation."""
+        """Keep a finished answer, and add it to its conversation if that is still there."""
         body: dict[str, Any] = msgspec.to_builtins(answer)
         output = tuple(body["output"])
+        if self._conversation is not None:
+            # It may be gone since the answer began: deleted, expired, or pushed out. The answer stands.
+            with contextlib.suppress(ApiError):
+                grow(self._store, self._holder, self._conversation, (*self._given, *output))
         if self._keeps:
             self._store.put(self._holder, Kept(body, self._given, (*self._before, *self._given, *output)))
-        if self._conversation is not None:
-            grow(self._store, self._holder, self._conversation, (*self._given, *output))
 
 
 def grow(store: ResponseStore, holder: bytes | None, name: str, items: Items) -> None:
