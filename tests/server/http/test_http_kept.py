@@ -1,5 +1,6 @@
 """Answers and conversations that a server was told to keep: what refers to them, what bounds them."""
 
+import time
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -154,7 +155,7 @@ def test_the_store_is_bounded_and_forgets(monkeypatch: pytest.MonkeyPatch) -> No
         store.get(None, "huge")
     store.put(None, kept("a"))
     store.put(b"k", kept("a", "other"))
-    assert store.item(b"k", "item-a") != store.item(None, "item-a")
+    assert store.items(b"k", {"item-a"}) != store.items(None, {"item-a"})
     clock = [1e9]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     store.put(None, kept("late"))
@@ -176,7 +177,7 @@ def test_shared_items_count_once_and_as_long_as_an_answer_holds_them() -> None:
         store.put(None, Kept({"id": f"long-{number}"}, (long,), (long,)))
         # Each goes on with a long one, which it keeps alive.
         store.put(None, Kept({"id": f"short-{number}"}, (short,), (long, short)))
-    alive = [n for n in range(200) if store.item(None, f"i-{n}") is not None]
+    alive = store.items(None, {f"i-{number}" for number in range(200)})
     assert 3 <= len(alive) <= 5, "the items that answers hold are within the bytes of the store"
 
 
@@ -184,7 +185,8 @@ def test_shared_items_count_once_and_as_long_as_an_answer_holds_them() -> None:
 def test_a_page_is_never_longer_than_it_may_be(keeping: LiveServer, limit: str) -> None:
     name = keeping.post("/v1/conversations", {}).json()["id"]
     answer = keeping.http.get(f"/v1/conversations/{name}/items?limit={limit}")
-    assert answer.status_code == 400 and "limit" in answer.json()["error"]["message"]
+    assert answer.status_code == 400
+    assert "limit" in answer.json()["error"]["message"]
 
 
 class _Answer(msgspec.Struct):
@@ -202,3 +204,18 @@ def test_an_answer_outlives_its_conversation() -> None:
     assert store.get(None, "resp-1").body["id"] == "resp-1"
     with pytest.raises(ApiError, match="nothing is kept"):
         store.get(None, "conv-1")
+
+
+def test_many_references_are_found_in_one_pass() -> None:
+    store = ResponseStore(1 << 26, 60.0)
+    items = tuple({"type": "message", "id": f"i-{number}"} for number in range(20_000))
+    store.put(b"mine", Kept({"id": "resp-1"}, items, items))
+    sent = [{"type": "item_reference", "id": item["id"]} for item in items]
+    body = msgspec.json.encode({"input": [*sent, {"type": "item_reference", "id": ["odd"]}]})
+    begin = time.process_time()
+    recalled = msgspec.json.decode(Memory(store, b"mine").recall(body))["input"]
+    # One pass for each reference takes 10 s and more.
+    assert time.process_time() - begin < 2.0
+    assert recalled[:-1] == list(items)
+    hidden = msgspec.json.decode(Memory(store, b"other's").recall(body))["input"]
+    assert hidden[:-1] == sent, "another key's items are not found"

@@ -5,7 +5,7 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any, NamedTuple
 
 import msgspec
@@ -77,12 +77,19 @@ class ResponseStore:
             raise ApiError(404, text, param="id", code="not_found")
         return found.kept
 
-    def item(self, holder: bytes | None, name: object) -> dict[str, Any] | None:
-        """Return an item by its id."""
+    def items(self, holder: bytes | None, names: Set[str]) -> dict[str, dict[str, Any]]:
+        """Return items by their ids, the newest of each, in one pass; those that are not kept are missing."""
         with self._lock:
             self._expire()
             kept = [entry.kept for key, entry in self._entries.items() if key[0] == holder]
-        return next((item for one in reversed(kept) for item in one.items if item.get("id") == name), None)
+        found: dict[str, dict[str, Any]] = {}
+        for one in reversed(kept):
+            if len(found) == len(names):
+                break
+            for item in one.items:
+                if item["id"] in names:
+                    found.setdefault(item["id"], item)
+        return found
 
     def remove(self, holder: bytes | None, name: str) -> None:
         """Forget something. Raises as `get`."""
@@ -146,7 +153,7 @@ class Memory:
             given = [{"type": "message", "role": "user", "content": given}]
         if not isinstance(given, list) or not all(isinstance(item, dict) for item in given):
             return msgspec.json.encode(fields)
-        self._given = tuple(with_id(self._resolved(item)) for item in given)
+        self._given = tuple(with_id(item) for item in self._resolved(given))
         fields["input"] = [*self._before, *self._given]
         return msgspec.json.encode(fields)
 
@@ -164,10 +171,13 @@ class Memory:
         self._previous = previous if isinstance(previous, str) else None
         self._conversation = conversation if isinstance(conversation, str) else None
 
-    def _resolved(self, item: dict[str, Any]) -> dict[str, Any]:
-        if item.get("type") != "item_reference":
-            return item
-        return self._store.item(self._holder, item.get("id")) or item
+    def _resolved(self, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        ids = [item.get("id") if item.get("type") == "item_reference" else None for item in items]
+        found = self._store.items(self._holder, {name for name in ids if isinstance(name, str)})
+        return [
+            found.get(name, item) if isinstance(name, str) else item
+            for name, item in zip(ids, items, strict=True)
+        ]
 
     def note(self) -> dict[str, Any]:
         """Return the fields by which an answer says what it goes on with."""
