@@ -219,3 +219,12 @@ def test_many_references_are_found_in_one_pass() -> None:
     assert recalled[:-1] == list(items)
     hidden = msgspec.json.decode(Memory(store, b"other's").recall(body))["input"]
     assert hidden[:-1] == sent, "another key's items are not found"
+
+
+def test_a_response_is_no_conversation_and_the_other_way_round(keeping: LiveServer) -> None:
+    first = keeping.post(URL, {"input": "Hi", "max_output_tokens": 1}).json()["id"]
+    talk = keeping.post("/v1/conversations", {}).json()["id"]
+    for field, name in (("conversation", first), ("previous_response_id", talk)):
+        answer = keeping.post(URL, {"input": "Hi", "max_output_tokens": 1, field: name})
+        assert answer.status_code == 404, answer.text
+    assert len(keeping.http.get(f"{URL}/{first}/input_items").json()["data"]) == 1

@@ -127,7 +127,7 @@ async def _listed(context: Context, request: Request, kind: type[Found]) -> Resp
     if query.get("after") in names:
         own = own[names.index(query["after"]) + 1 :]
     limit = query.get("limit", "100")
-    if not limit.isdecimal() or not 1 <= int(limit[:6]) <= 10_000:
+    if not limit.isdecimal() or len(limit) > 5 or not 1 <= int(limit) <= 10_000:
         raise refused("limit", "must be an integer in [1, 10000]")
     page = own[: int(limit)]
     ends = {"first_id": page[0].id, "last_id": page[-1].id} if page else {"first_id": None, "last_id": None}

@@ -167,7 +167,15 @@ class Memory:
             raise refused("conversation", "and previous_response_id contradict each other; give one of them")
         name = previous or conversation
         if isinstance(name, str):
-            self._before = self._store.get(self._holder, name).items
+            kept, kind = (
+                self._store.get(self._holder, name),
+                "conversation" if previous is None else "response",
+            )
+            if kept.body["object"] != kind:
+                raise ApiError(
+                    404, f"there is no {kind} by the id {name[:200]!r}", param="id", code="not_found"
+                )
+            self._before = kept.items
         self._previous = previous if isinstance(previous, str) else None
         self._conversation = conversation if isinstance(conversation, str) else None
 
