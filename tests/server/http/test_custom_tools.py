@@ -182,14 +182,13 @@ def harmony_items(judge: Judge, text: str, functions: list[tuple[str, Any]], cut
 
 
 @pytest.mark.parametrize(
-    ("before", "again"), [('"', '\\"'), ("/a", "\\/"), ("x: /a{", "1"), ("x: /", "["), ("x: /", "(?")]
+    ("before", "again", "after"), [('"', '\\"', ""), ("/a", "\\/", ""), ("x: /a{", "1", "/")]
 )
-def test_hostile_grammars_take_time_that_grows_with_their_length_only(before: str, again: str) -> None:
-    def seconds(number: int) -> float:
-        begin = time.process_time()
-        with contextlib.suppress(StructuredOutputError):
-            written(before + again * number + "/", in_json=True)
-        return time.process_time() - begin
-
-    # Ten times the text took a hundred times as long: 10 s and more for this one.
-    assert seconds(25_000) < 2.0
+def test_hostile_grammars_take_time_that_grows_with_their_length_only(
+    before: str, again: str, after: str
+) -> None:
+    begin = time.process_time()
+    with contextlib.suppress(StructuredOutputError):
+        written(before + again * 40_000 + after, in_json=True)
+    # Ten times the text took a hundred times as long: 6 s and more for this one.
+    assert time.process_time() - begin < 2.0
