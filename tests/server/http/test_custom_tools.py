@@ -1,6 +1,8 @@
 """Custom tools in every format: a text is held to its grammar, and read back, however it is cut."""
 
+import contextlib
 import json
+import time
 from typing import Any
 
 import pytest
@@ -177,3 +179,16 @@ def harmony_items(judge: Judge, text: str, functions: list[tuple[str, Any]], cut
     writer.write(reader.finish())
     writer.finish("completed")
     return writer.items
+
+
+@pytest.mark.parametrize(
+    ("before", "again", "after"), [('"', '\\"', ""), ("/a", "\\/", ""), ("x: /a{", "1", "/")]
+)
+def test_hostile_grammars_take_time_that_grows_with_their_length_only(
+    before: str, again: str, after: str
+) -> None:
+    begin = time.process_time()
+    with contextlib.suppress(StructuredOutputError):
+        written(before + again * 40_000 + after, in_json=True)
+    # Ten times the text took a hundred times as long: 6 s and more for this one.
+    assert time.process_time() - begin < 2.0

@@ -339,6 +339,11 @@ HEADS = [
 FIXTURES = [HealthCheck.function_scoped_fixture]
 
 
+@pytest.mark.parametrize("limit", ["000099" + "9" * 5000, "00009999999", "0", "10001"])
+def test_a_page_is_never_longer_than_it_may_be(batch_server: LiveServer, limit: str) -> None:
+    assert batch_server.http.get("/v1/files", params={"limit": limit}).status_code == 400
+
+
 @settings(max_examples=100, deadline=None, suppress_health_check=FIXTURES, database=None)
 @given(content=st.binary(max_size=60), head=st.sampled_from(HEADS), query=st.text(max_size=8))
 def test_random_forms_and_queries(batch_server: LiveServer, content: bytes, head: bytes, query: str) -> None:

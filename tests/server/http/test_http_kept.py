@@ -1,14 +1,16 @@
 """Answers and conversations that a server was told to keep: what refers to them, what bounds them."""
 
+import time
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 from http_helpers import LiveServer
 
 from octavo.errors import ConfigError
-from octavo.server.api.responses.response_store import Kept, ResponseStore
+from octavo.server.api.responses.response_store import Kept, Memory, ResponseStore
 from octavo.server.api_errors import ApiError
 from octavo.server.config import ServerConfig
 
@@ -153,7 +155,7 @@ def test_the_store_is_bounded_and_forgets(monkeypatch: pytest.MonkeyPatch) -> No
         store.get(None, "huge")
     store.put(None, kept("a"))
     store.put(b"k", kept("a", "other"))
-    assert store.item(b"k", "item-a") != store.item(None, "item-a")
+    assert store.items(b"k", {"item-a"}) != store.items(None, {"item-a"})
     clock = [1e9]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     store.put(None, kept("late"))
@@ -165,3 +167,64 @@ def test_the_store_is_bounded_and_forgets(monkeypatch: pytest.MonkeyPatch) -> No
 def test_replicas_cannot_keep() -> None:
     with pytest.raises(ConfigError, match="replicas"):
         ServerConfig(response_store_mib=1, replicas=2)
+
+
+def test_shared_items_count_once_and_as_long_as_an_answer_holds_them() -> None:
+    store = ResponseStore(10_000, 60.0)
+    for number in range(200):
+        long: dict[str, Any] = {"id": f"i-{number}", "text": "x" * 2000}
+        short: dict[str, Any] = {"id": f"s-{number}", "text": "y"}
+        store.put(None, Kept({"id": f"long-{number}"}, (long,), (long,)))
+        # Each goes on with a long one, which it keeps alive.
+        store.put(None, Kept({"id": f"short-{number}"}, (short,), (long, short)))
+    alive = store.items(None, {f"i-{number}" for number in range(200)})
+    assert 3 <= len(alive) <= 5, "the items that answers hold are within the bytes of the store"
+
+
+@pytest.mark.parametrize("limit", ["0099" + "9" * 5000, "00999999", "9" * 5000, "101"])
+def test_a_page_is_never_longer_than_it_may_be(keeping: LiveServer, limit: str) -> None:
+    name = keeping.post("/v1/conversations", {}).json()["id"]
+    answer = keeping.http.get(f"/v1/conversations/{name}/items?limit={limit}")
+    assert answer.status_code == 400
+    assert "limit" in answer.json()["error"]["message"]
+
+
+class _Answer(msgspec.Struct):
+    id: str
+    output: list[dict[str, Any]]
+
+
+def test_an_answer_outlives_its_conversation() -> None:
+    store = ResponseStore(10_000, 60.0)
+    store.put(None, Kept({"id": "conv-1", "object": "conversation"}, (), ()))
+    memory = Memory(store, None)
+    memory.recall(b'{"input": "Hi", "conversation": "conv-1"}')
+    store.remove(None, "conv-1")
+    memory.keep(_Answer(id="resp-1", output=[]))
+    assert store.get(None, "resp-1").body["id"] == "resp-1"
+    with pytest.raises(ApiError, match="nothing is kept"):
+        store.get(None, "conv-1")
+
+
+def test_many_references_are_found_in_one_pass() -> None:
+    store = ResponseStore(1 << 26, 60.0)
+    items = tuple({"type": "message", "id": f"i-{number}"} for number in range(20_000))
+    store.put(b"mine", Kept({"id": "resp-1"}, items, items))
+    sent = [{"type": "item_reference", "id": item["id"]} for item in items]
+    body = msgspec.json.encode({"input": [*sent, {"type": "item_reference", "id": ["odd"]}]})
+    begin = time.process_time()
+    recalled = msgspec.json.decode(Memory(store, b"mine").recall(body))["input"]
+    # One pass for each reference takes 10 s and more.
+    assert time.process_time() - begin < 2.0
+    assert recalled[:-1] == list(items)
+    hidden = msgspec.json.decode(Memory(store, b"other's").recall(body))["input"]
+    assert hidden[:-1] == sent, "another key's items are not found"
+
+
+def test_a_response_is_no_conversation_and_the_other_way_round(keeping: LiveServer) -> None:
+    first = keeping.post(URL, {"input": "Hi", "max_output_tokens": 1}).json()["id"]
+    talk = keeping.post("/v1/conversations", {}).json()["id"]
+    for field, name in (("conversation", first), ("previous_response_id", talk)):
+        answer = keeping.post(URL, {"input": "Hi", "max_output_tokens": 1, field: name})
+        assert answer.status_code == 404, answer.text
+    assert len(keeping.http.get(f"{URL}/{first}/input_items").json()["data"]) == 1

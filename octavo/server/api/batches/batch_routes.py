@@ -126,7 +126,7 @@ def _found(context: Context, request: Request, kind: type[Found]) -> Found:
 async def _listed(context: Context, request: Request, kind: type[Found]) -> Response:
     runner, query = _runner(context), request.query_params
     limit, order, purpose = query.get("limit", "100"), query.get("order", "desc"), query.get("purpose")
-    if not limit.isdecimal() or not 1 <= int(limit[:6]) <= 10_000:
+    if not limit.isdecimal() or len(limit) > 5 or not 1 <= int(limit) <= 10_000:
         raise refused("limit", "must be an integer in [1, 10000]")
     if order not in ("asc", "desc"):
         raise refused("order", "must be asc or desc")

@@ -1,10 +1,11 @@
 """Keeps answers and conversations in memory, where the server was told to: so many bytes, for so long."""
 
+import contextlib
 import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any, NamedTuple
 
 import msgspec
@@ -45,15 +46,17 @@ class ResponseStore:
         self._lifetime_s = lifetime_s
         self._lock = threading.Lock()
         self._entries: OrderedDict[tuple[bytes | None, str], _Entry] = OrderedDict()
+        # Holders and bytes of each item, by its identity.
+        self._held: dict[int, tuple[int, int]] = {}
         self._num_bytes = 0
 
     def put(self, holder: bytes | None, kept: Kept) -> None:
         """Keep something by the id in its body, instead of what was kept by it."""
         key = holder, str(kept.body["id"])
-        # Items of earlier answers are shared with these, so that only new ones count.
-        own = kept.items[-len(kept.given) - len(kept.body.get("output", ())) :] if kept.given else ()
-        num_bytes = len(msgspec.json.encode((kept.body, own)))
+        num_bytes = len(msgspec.json.encode(kept.body))
         with self._lock:
+            for item in kept.items:
+                self._hold(item)
             self._drop(key)
             self._entries[key] = _Entry(kept, num_bytes, time.monotonic() + self._lifetime_s)
             self._num_bytes += num_bytes
@@ -74,12 +77,19 @@ class ResponseStore:
             raise ApiError(404, text, param="id", code="not_found")
         return found.kept
 
-    def item(self, holder: bytes | None, name: object) -> dict[str, Any] | None:
-        """Return an item by its id."""
+    def items(self, holder: bytes | None, names: Set[str]) -> dict[str, dict[str, Any]]:
+        """Return items by their ids, the newest of each, in one pass; those that are not kept are missing."""
         with self._lock:
             self._expire()
             kept = [entry.kept for key, entry in self._entries.items() if key[0] == holder]
-        return next((item for one in reversed(kept) for item in one.items if item.get("id") == name), None)
+        found: dict[str, dict[str, Any]] = {}
+        for one in reversed(kept):
+            if len(found) == len(names):
+                break
+            for item in one.items:
+                if item["id"] in names:
+                    found.setdefault(item["id"], item)
+        return found
 
     def remove(self, holder: bytes | None, name: str) -> None:
         """Forget something. Raises as `get`."""
@@ -94,7 +104,23 @@ class ResponseStore:
 
     def _drop(self, key: tuple[bytes | None, str]) -> None:
         entry = self._entries.pop(key, None)
-        self._num_bytes -= 0 if entry is None else entry.num_bytes
+        if entry is not None:
+            self._num_bytes -= entry.num_bytes
+            for item in entry.kept.items:
+                self._release(item)
+
+    def _hold(self, item: dict[str, Any]) -> None:
+        """Count an item once, however many answers share it; it stays as long as the last of them."""
+        number, size = self._held.get(id(item)) or (0, len(msgspec.json.encode(item)))
+        self._held[id(item)] = number + 1, size
+        self._num_bytes += 0 if number else size
+
+    def _release(self, item: dict[str, Any]) -> None:
+        number, size = self._held.pop(id(item))
+        if number > 1:
+            self._held[id(item)] = number - 1, size
+        else:
+            self._num_bytes -= size
 
 
 class Memory:
@@ -127,7 +153,7 @@ class Memory:
             given = [{"type": "message", "role": "user", "content": given}]
         if not isinstance(given, list) or not all(isinstance(item, dict) for item in given):
             return msgspec.json.encode(fields)
-        self._given = tuple(with_id(self._resolved(item)) for item in given)
+        self._given = tuple(with_id(item) for item in self._resolved(given))
         fields["input"] = [*self._before, *self._given]
         return msgspec.json.encode(fields)
 
@@ -141,14 +167,25 @@ class Memory:
             raise refused("conversation", "and previous_response_id contradict each other; give one of them")
         name = previous or conversation
         if isinstance(name, str):
-            self._before = self._store.get(self._holder, name).items
+            kept, kind = (
+                self._store.get(self._holder, name),
+                "conversation" if previous is None else "response",
+            )
+            if kept.body["object"] != kind:
+                raise ApiError(
+                    404, f"there is no {kind} by the id {name[:200]!r}", param="id", code="not_found"
+                )
+            self._before = kept.items
         self._previous = previous if isinstance(previous, str) else None
         self._conversation = conversation if isinstance(conversation, str) else None
 
-    def _resolved(self, item: dict[str, Any]) -> dict[str, Any]:
-        if item.get("type") != "item_reference":
-            return item
-        return self._store.item(self._holder, item.get("id")) or item
+    def _resolved(self, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        ids = [item.get("id") if item.get("type") == "item_reference" else None for item in items]
+        found = self._store.items(self._holder, {name for name in ids if isinstance(name, str)})
+        return [
+            found.get(name, item) if isinstance(name, str) else item
+            for name, item in zip(ids, items, strict=True)
+        ]
 
     def note(self) -> dict[str, Any]:
         """Return the fields by which an answer says what it goes on with."""
@@ -156,13 +193,15 @@ class Memory:
         return {"store": self._keeps, "previous_response_id": self._previous, "conversation": conversation}
 
     def keep(self, answer: msgspec.Struct) -> None:
-        """Keep a finished answer, and add it to its conversation."""
+        """Keep a finished answer, and add it to its conversation if that is still there."""
         body: dict[str, Any] = msgspec.to_builtins(answer)
         output = tuple(body["output"])
+        if self._conversation is not None:
+            # It may be gone since the answer began: deleted, expired, or pushed out. The answer stands.
+            with contextlib.suppress(ApiError):
+                grow(self._store, self._holder, self._conversation, (*self._given, *output))
         if self._keeps:
             self._store.put(self._holder, Kept(body, self._given, (*self._before, *self._given, *output)))
-        if self._conversation is not None:
-            grow(self._store, self._holder, self._conversation, (*self._given, *output))
 
 
 def grow(store: ResponseStore, holder: bytes | None, name: str, items: Items) -> None:

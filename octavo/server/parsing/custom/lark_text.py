@@ -18,12 +18,13 @@ from typing import NamedTuple, NoReturn
 from octavo.errors import StructuredOutputError
 
 _TOKEN = re.compile(
-    r"""(?P<comment>//[^\n]*)|(?P<text>"(?:[^"\\\n]|\\.)*"i?)|(?P<regex>/(?!/)(?:[^/\\\n]|\\.)+/[imslux]*)
-    |(?P<import>%import\s+common\.\w+(?:\s*->\s*\w+)?)|(?P<other>[^"/%]+|.)""",
+    r"""(?P<comment>//[^\n]*)|(?P<text>"(?:[^"\\\n]|\\.)*+"i?)|(?P<regex>/(?!/)(?:[^/\\\n]|\\.)++/[imslux]*)
+    |(?P<import>%import\s+common\.\w+(?:\s*->\s*\w+)?)|(?P<open>"(?:[^"\\\n]|\\.)*+|/(?:[^/\\\n]|\\.)*+)
+    |(?P<other>[^"/%]+|.)""",
     re.VERBOSE | re.DOTALL,
 )
 _PART = re.compile(
-    r"""(?P<refused>\\[bB]|\(\?(?!P?<\w|[sm]*:))|(?P<open>\((?:\?(?:P?<\w+>|[sm]*:))?)|(?P<close>\))|(?P<repeat>(?:[*+?]|\{\d*,?\d*\})\??)|(?P<or>\|)
+    r"""(?P<refused>\\[bB]|\(\?(?!P?<\w|[sm]*:))|(?P<open>\((?:\?(?:P?<\w+>|[sm]*:))?)|(?P<close>\))|(?P<repeat>(?:[*+?]|\{\d*+(?:,\d*+)?\})\??)|(?P<or>\|)
     |(?P<edge>\^|\$|\\[AzZ])
     |(?P<atom>\[\^?\]?(?:[^\]\\\[]|\\.|\[:\^?\w+:\])*\]|\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|.)""",
     re.VERBOSE | re.DOTALL,
@@ -59,7 +60,7 @@ _HARMLESS = (
 
 
 def tokens(source: str) -> Iterator[tuple[str, str]]:
-    """Yield the parts of a grammar with their kinds: comment, text, regex, import, other."""
+    """Yield the parts of a grammar with their kinds: comment, text, regex, import, open, other."""
     for found in _TOKEN.finditer(source):
         yield found.lastgroup or "other", found[0]
 
@@ -86,6 +87,8 @@ def _rewritten(kind: str, text: str, writing: _Writing) -> str:
             return f"%import common.{name}\n{_rule(alias or name)}: {name}"
         if name in _COMMON:
             return f"{_rule(alias or name)}: {_regex(_COMMON[name], '', writing)}"
+        _refuse(text)
+    if kind == "open":
         _refuse(text)
     if kind == "comment":
         return ""
