@@ -30,6 +30,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen3MoeForCausalLM": {"num_experts": 6, "moe_intermediate_size": 10, "mlp_only_layers": [0]},
     # One key head, which both ranks hold.
     "OlmoeForCausalLM": {"num_experts": 6, "num_key_value_heads": 1},
+    # What every token goes to is cut too, in a width of its own and with a gate that both ranks compute.
+    "Qwen2MoeForCausalLM": {
+        "num_experts": 6,
+        "moe_intermediate_size": 10,
+        "shared_expert_intermediate_size": 14,
+    },
+    "Glm4MoeForCausalLM": {
+        "n_routed_experts": 8,
+        "moe_intermediate_size": 10,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.5,
+        "head_dim": 8,
+    },
 }
 UNEVEN = {"num_local_experts": 6, "intermediate_size": 47}
 PROMPTS = [[3, 1, 4], [5, 8], list(range(3, 40))]

@@ -59,6 +59,12 @@ def test_any_number_of_experts(family: str, number: int, tmp_path: Path) -> None
     check_ranks(LLM(str(tmp_path), **OPTIONS, expert_parallel=True), tmp_path)
 
 
+@pytest.mark.parametrize("family", ["Qwen2MoeForCausalLM", "Glm4MoeForCausalLM"])
+def test_whole_experts_beside_one_that_all_tokens_share(family: str, tmp_path: Path) -> None:
+    make_llm(tmp_path, family)
+    check_ranks(LLM(str(tmp_path), **OPTIONS, expert_parallel=True), tmp_path)
+
+
 def test_experts_that_cannot_be_cut_are_refused_with_what_helps(tmp_path: Path) -> None:
     write_folder(tmp_path, UNCUTTABLE, make_tensors(UNCUTTABLE))
     with pytest.raises(
