@@ -1,7 +1,7 @@
 """What the assembler makes of kernels for a Hopper GPU, found without a GPU.
 
 As a script, it runs the scripts whose paths it reads: importing PyTorch and Triton takes as long as compiling
-what most of them do, so one process is there for all.
+what most of them do, so one process is there for all of a capability.
 """
 
 import atexit
@@ -20,7 +20,8 @@ from typing import Any
 
 def compiled_figures(script: Path) -> dict[str, Any]:
     """Run a script that compiles kernels and prints JSON, in a process without Triton's interpreter."""
-    process = _compiler()
+    # Helpers read it when they are imported, so each has a process of its own.
+    process = _compiler(os.environ.get("COMPILED_CAPABILITY", "90"))
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(f"{script}\n")
@@ -31,8 +32,9 @@ def compiled_figures(script: Path) -> dict[str, Any]:
 
 
 @cache
-def _compiler() -> "subprocess.Popen[str]":
+def _compiler(capability: str) -> "subprocess.Popen[str]":
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["COMPILED_CAPABILITY"] = capability
     # Scripts of any room import what all share.
     helpers = str(Path(__file__).parent)
     environment["PYTHONPATH"] = os.pathsep.join([helpers, environment.get("PYTHONPATH", "")])
