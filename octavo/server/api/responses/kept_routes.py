@@ -62,7 +62,7 @@ def _kept(context: Context, request: Request, kind: str) -> tuple[ResponseStore,
 def _page(request: Request, items: Items) -> Response:
     query = request.query_params
     limit, order = query.get("limit", "20"), query.get("order", "desc")
-    if not limit.isdecimal() or not 1 <= int(limit[:4]) <= _MAX_ITEMS:
+    if not limit.isdecimal() or len(limit) > 3 or not 1 <= int(limit) <= _MAX_ITEMS:
         raise refused("limit", f"must be an integer in [1, {_MAX_ITEMS}], got {limit[:20]!r}")
     if order not in ("asc", "desc"):
         raise refused("order", f"must be asc or desc, got {order[:20]!r}")
