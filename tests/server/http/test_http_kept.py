@@ -165,3 +165,11 @@ def test_the_store_is_bounded_and_forgets(monkeypatch: pytest.MonkeyPatch) -> No
 def test_replicas_cannot_keep() -> None:
     with pytest.raises(ConfigError, match="replicas"):
         ServerConfig(response_store_mib=1, replicas=2)
+
+
+@pytest.mark.parametrize("limit", ["0", "101", "00011", "0001" + "9" * 5000])
+def test_a_limit_out_of_range_is_refused(keeping: LiveServer, openai: ModuleType, limit: str) -> None:
+    with openai.OpenAI(base_url=f"{keeping.url}/v1", api_key="unused", max_retries=0) as client:
+        talk = client.conversations.create()
+        with pytest.raises(openai.BadRequestError, match="limit"):
+            client.conversations.items.list(talk.id, extra_query={"limit": limit})
