@@ -4,7 +4,6 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from torch import Tensor
-from torch.nn.functional import linear
 
 from octavo.gemm.gated import activate_and_multiply
 from octavo.gemm.linear import Linear
@@ -22,23 +21,24 @@ class SharedExpert:
         gate_up: [T, hidden] to this rank's [gate | up].
         down: back to [T, hidden], a part of the sum over ranks.
         activation: name of the gated activation.
-        gate: [1, hidden], whose product with x, as a sigmoid, is the factor of the result; or None.
+        gate: from [T, hidden] to [T, 1], which as a sigmoid is the factor of the result; or None.
     """
 
     gate_up: Linear
     down: Linear
     activation: str
-    gate: Tensor | None = None
+    gate: Linear | None = None
 
     @property
     def kind(self) -> Hashable:
         """What blocks have in common if they launch the same kernels."""
-        return type(self.gate_up).__name__, self.gate_up.form, type(self.down).__name__, self.down.form
+        parts = (self.gate_up, self.down, self.gate)
+        return tuple((type(part).__name__, getattr(part, "form", None)) for part in parts)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return [T, hidden] of normed x [T, hidden]."""
         out = self.down(activate_and_multiply(self.gate_up(x), self.activation))
-        return out if self.gate is None else out * linear(x, self.gate).sigmoid()
+        return out if self.gate is None else out * self.gate(x).sigmoid()
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,8 +114,9 @@ class Builder:
     def _norm(self, name: str, factor: float = 1.0) -> RMSNorm:
         # With norms of outputs, what outputs return is summed over ranks already.
         parallel = TensorParallel() if self._config.has_post_norms else self._parallel
-        weight = self._norm_weight(name)
-        return RMSNorm(weight if factor == 1.0 else weight * factor, self._config.rms_norm_eps, parallel)
+        # A factor is folded in where it is not rounded.
+        weight = self._norm_weight(name) if factor == 1.0 else factor * self._norm_weight(name, torch.float32)
+        return RMSNorm(weight, self._config.rms_norm_eps, parallel)
 
     def layer(self, index: int) -> DecoderLayer:
         """Load one layer, then return the temporary memory of reading and packing it."""
@@ -184,8 +185,8 @@ class Builder:
         names = [f"{prefix}.mlp.experts.{number}" for number in experts.here]
         builder = self if experts.held is None else self._single
         read = builder._stacked if stacks_experts(router.weight) else builder._listed
+        shared = self._shared_expert(f"{prefix}.mlp", experts) if experts.shared_size else None
         with names_expert_parallel(experts, self._parallel):
-            shared = self._shared_expert(f"{prefix}.mlp", experts) if experts.shared_size else None
             return ExpertFeedForward(norm, router, read(names, experts), self._parallel, shared)
 
     def _scoring(self, prefix: str, experts: ExpertsConfig) -> Scoring | None:
@@ -199,9 +200,10 @@ class Builder:
         inner = shard_range(experts.shared_size, self._parallel, what="columns of shared experts")
         rows, has_bias = slice(inner.start, inner.stop), self._config.has_mlp_bias
         names = [f"{prefix}.shared_expert.{name}" for name in ("gate_proj", "up_proj", "down_proj")]
-        gate = (
-            self._checkpoint.read(f"{prefix}.shared_expert_gate.weight") if experts.has_shared_gate else None
-        )
+        gate = None
+        if experts.has_shared_gate:
+            weight = self._checkpoint.read(f"{prefix}.shared_expert_gate.weight")
+            gate = make_invariant_linear(weight) if self._deterministic else PlainLinear(weight, None)
         return SharedExpert(
             self._fused(names[:2], [rows, rows], has_bias, num_interleaved=0),
             self._row_parallel(names[2], rows, has_bias),

@@ -60,8 +60,8 @@ class DecoderLayer:
     ) -> Tensor | None:
         """Run the layer.
 
-        The sum into the residual stream is never a separate kernel: either the GEMM of a block's output adds
-        it, or the norm that reads the sum next.
+        The sum into the residual stream is a separate kernel only in blocks that read it without a norm:
+        elsewhere the GEMM of a block's output adds it, or the norm that reads the sum next.
 
         Args:
             hidden: [T, hidden] residual stream; mutated.

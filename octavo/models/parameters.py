@@ -37,8 +37,9 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def draft_names(weights: WeightSource, config: ModelConfig) -> set[str]:
     """Return the names of a checkpoint's tensors that predict a token further, which Octavo does not read."""
     first = config.num_layers
-    layers = tuple(f"model.layers.{first + index}." for index in range(config.num_draft_layers))
-    return {name for name in weights.names() if name.startswith(layers)} if layers else set()
+    layers = (f"model.layers.{first + index}." for index in range(config.num_draft_layers))
+    parts = ("model.mtp_", "mtp.", *layers)
+    return {name for name in weights.names() if name.startswith(parts)}
 
 
 def num_parameters(config: ModelConfig) -> int:

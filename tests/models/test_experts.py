@@ -297,6 +297,7 @@ def test_layers_that_predict_a_token_further_are_left_alone() -> None:
         name.replace("layers.2.", "layers.3."): each for name, each in tensors.items() if "layers.2." in name
     }
     drafts["model.layers.3.eh_proj.weight"] = torch.zeros(64, 128)
+    drafts["model.mtp_block.0.mlp.gate_proj.weight"] = torch.zeros(64, 64)
     fields = config_json(model)
     make_decoder(ModelConfig.from_hf(fields), DictWeights(tensors | drafts))
     none = {"num_mtp_layers": 0, "num_nextn_predict_layers": 0}

@@ -166,3 +166,10 @@ def test_the_rules_are_documented() -> None:
     text = re.sub(r"\s+", " ", (Path(__file__).parents[2] / "docs/serving.md").read_text())
     for rule in RULES:
         assert f"| {rule.name} | {rule.api} | {rule.why} |" in text
+
+
+def test_a_text_of_many_blocks_is_copied_once() -> None:
+    text = "<env></env>" * 100_000
+    begin = time.monotonic()
+    assert said(text) == text
+    assert time.monotonic() - begin < 5

@@ -105,11 +105,14 @@ def _text(text: Any, *, is_first: bool) -> Any:
 
 def _in_environments(text: str, rule: Rule) -> str:
     for name in _ENVIRONMENTS:
+        # Each block is copied once, so that a text of many blocks takes time that grows with it alone.
+        written, done = list[str](), 0
         begin = text.find(f"<{name}>")
         while begin >= 0 and (end := text.find(f"</{name}>", begin)) >= 0:
-            block = rule.pattern.sub(r"\1", text[begin:end])
-            text = text[:begin] + block + text[end:]
-            begin = text.find(f"<{name}>", begin + len(block))
+            written += (text[done:begin], rule.pattern.sub(r"\1", text[begin:end]))
+            done = end
+            begin = text.find(f"<{name}>", end)
+        text = "".join(written) + text[done:]
     return text
 
 

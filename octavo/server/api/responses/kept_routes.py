@@ -119,8 +119,9 @@ async def conversation(context: Context, request: Request) -> Response:
 
 async def update_conversation(context: Context, request: Request) -> Response:
     """Change a conversation's metadata."""
-    store, holder, kept = _kept(context, request, "conversation")
     fields, _ = decode(await context.bodies.read(request.scope, request.receive), ConversationRequest)
+    # It is looked up after the body has come: meanwhile it may have grown, or be gone.
+    store, holder, kept = _kept(context, request, "conversation")
     if fields.items is not None:
         raise refused("items", "are added by POST /v1/conversations/NAME/items")
     body: dict[str, Any] = {**kept.body, "metadata": fields.metadata or {}}
