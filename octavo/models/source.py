@@ -161,10 +161,11 @@ def open_weights(
 def _places(weights: WeightSource) -> dict[str, Place]:
     """Return where tensors are. Checkpoints without a head leave out the first part of their names."""
     names = weights.names()
-    prefix = "model." if "embed_tokens.weight" in names else ""
-    parts = ("embed_tokens.", "layers.", "norm.") if prefix else ("",)
+    if "embed_tokens.weight" not in names:
+        return {}
+    parts = ("embed_tokens.", "layers.", "norm.")
     return {
-        f"{prefix}{name}" if name.startswith(parts) else name: Place(name=name, shape=weights.shape(name))
+        f"model.{name}" if name.startswith(parts) else name: Place(name=name, shape=weights.shape(name))
         for name in names
     }
 
