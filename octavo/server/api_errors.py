@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -113,6 +114,25 @@ def as_api_error(error: BaseException) -> ApiError:
     headers = {"x-should-retry": "false"} if isinstance(error, OutOfMemoryError) else None
     message = str(error) if isinstance(error, OctavoError) else f"internal error: {type(error).__name__}"
     return ApiError(500, message, type="server_error", headers=headers)
+
+
+def list_query(query: Mapping[str, str], *, limit: int, most: int) -> tuple[int, bool]:
+    """Return how many items a list may have, and whether the newest is the first.
+
+    Args:
+        query: of the request.
+        limit: without one of its own.
+        most: that it may be.
+
+    Raises:
+        ApiError: 400, limit or order is malformed.
+    """
+    size, order = query.get("limit", str(limit)), query.get("order", "desc")
+    if not size.isdecimal() or len(size) > len(str(most)) or not 1 <= int(size) <= most:
+        raise refused("limit", f"must be an integer in [1, {most}], got {size[:20]!r}")
+    if order not in ("asc", "desc"):
+        raise refused("order", f"must be asc or desc, got {order[:20]!r}")
+    return int(size), order == "desc"
 
 
 def refused(field: str, why: str) -> ApiError:

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from octavo.models import SamplingDefaults
 from octavo.server.api.anthropic.probes import is_anthropics, model_info, model_page
-from octavo.server.api.sse import encode
+from octavo.server.api.sse import encode, json_response
 from octavo.server.api.structs import JsonObject
 from octavo.server.context import VERSION, Context
 from octavo.server.metrics import CONTENT_TYPE
@@ -55,7 +55,7 @@ class Load(msgspec.Struct):
 
 async def load(context: Context, request: Request) -> Response:
     """Tell how many requests there are."""
-    return Response(encode(Load(context.loop.stats().num_live)), media_type="application/json")
+    return json_response(Load(context.loop.stats().num_live))
 
 
 async def metrics(context: Context, request: Request) -> Response:
@@ -120,20 +120,20 @@ class Version(Struct):
 async def models(context: Context, request: Request) -> Response:
     """List the one model."""
     if is_anthropics(request):
-        return Response(encode(model_page(_info(context))), media_type="application/json")
-    return Response(encode(ModelList(data=[_card(context)])), media_type="application/json")
+        return json_response(model_page(_info(context)))
+    return json_response(ModelList(data=[_card(context)]))
 
 
 async def model(context: Context, request: Request) -> Response:
     """Describe a model by name."""
     check_model(request.path_params["name"], context.model)
     found = _info(context) if is_anthropics(request) else _card(context)
-    return Response(encode(found), media_type="application/json")
+    return json_response(found)
 
 
 async def version(context: Context, request: Request) -> Response:
     """Tell the version."""
-    return Response(encode(Version(VERSION)), media_type="application/json")
+    return json_response(Version(VERSION))
 
 
 def _info(context: Context) -> dict[str, Any]:

@@ -31,6 +31,11 @@ _ANY_TEXT = "text"
 _NOTHING = object()
 
 
+def json_response(value: object) -> Response:
+    """Return a whole answer of a struct, or of what JSON has."""
+    return Response(encode(value), media_type="application/json")
+
+
 def event(value: msgspec.Struct) -> bytes:
     """Return one event."""
     return b"data: " + encode(value) + b"\n\n"

@@ -30,7 +30,7 @@ from octavo.server.api.responses.response_structs import (
     ReasoningItem,
     ResponseEvent,
 )
-from octavo.server.api.sse import EventWriter, encode, named_event
+from octavo.server.api.sse import EventWriter, json_response, named_event
 from octavo.server.api.toolbox import Toolbox
 from octavo.server.context import Context, new_id
 from octavo.server.generation import Generation
@@ -142,7 +142,7 @@ async def messages(context: Context, request: Request) -> Response:
             write_error=error_event,
         )
     message = await answer_whole(context, request, found, partial(_whole, answer, fields))
-    return Response(encode(message), media_type="application/json")
+    return json_response(message)
 
 
 def _whole(answer: Message, fields: MessagesRequest, output: RequestOutput, box: Toolbox) -> Message:

@@ -1,7 +1,7 @@
 """/v1/files and /v1/batches, as OpenAI's client uses them."""
 
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 from starlette.requests import Request
@@ -10,9 +10,9 @@ from starlette.responses import FileResponse, Response
 from octavo.server.api.batches.runner import Runner
 from octavo.server.api.batches.store import BatchObject, FileObject, Found
 from octavo.server.api.body import decode
-from octavo.server.api.sse import encode
+from octavo.server.api.sse import json_response
 from octavo.server.api.structs import RequestBody
-from octavo.server.api_errors import ApiError, refused
+from octavo.server.api_errors import ApiError, list_query, refused
 from octavo.server.context import Context, note_left_out
 
 _BOUNDARY = re.compile(r'boundary=(?:"([^"]{1,70})"|([^;\s]{1,70}))')
@@ -51,7 +51,7 @@ async def upload(context: Context, request: Request) -> Response:
         raise refused("purpose", "must be batch: files are for batches only")
     name, content = fields["file"]
     file = await context.run(request, runner.store.upload, _holder(request), name, content)
-    return _json(file)
+    return json_response(file)
 
 
 async def files(context: Context, request: Request) -> Response:
@@ -61,7 +61,7 @@ async def files(context: Context, request: Request) -> Response:
 
 async def file(context: Context, request: Request) -> Response:
     """Describe a file."""
-    return _json(_found(context, request, FileObject))
+    return json_response(_found(context, request, FileObject))
 
 
 async def content(context: Context, request: Request) -> Response:
@@ -77,7 +77,7 @@ async def delete(context: Context, request: Request) -> Response:
     """Remove a file."""
     found = _found(context, request, FileObject)
     await context.run(request, _runner(context).store.remove, found.id)
-    return _json({"id": found.id, "object": "file", "deleted": True})
+    return json_response({"id": found.id, "object": "file", "deleted": True})
 
 
 async def create(context: Context, request: Request) -> Response:
@@ -89,7 +89,7 @@ async def create(context: Context, request: Request) -> Response:
     given = {name: getattr(fields, name) for name in fields.__struct_fields__}
     batch = await context.run(request, runner.store.add_batch, _holder(request), given)
     runner.wake()
-    return _json(batch)
+    return json_response(batch)
 
 
 async def batches(context: Context, request: Request) -> Response:
@@ -99,13 +99,13 @@ async def batches(context: Context, request: Request) -> Response:
 
 async def batch(context: Context, request: Request) -> Response:
     """Describe a batch."""
-    return _json(_found(context, request, BatchObject))
+    return json_response(_found(context, request, BatchObject))
 
 
 async def cancel(context: Context, request: Request) -> Response:
     """End a batch."""
     found = _found(context, request, BatchObject)
-    return _json(found if found.is_over else await _runner(context).cancel(_holder(request), found))
+    return json_response(found if found.is_over else await _runner(context).cancel(_holder(request), found))
 
 
 def _runner(context: Context) -> Runner:
@@ -125,25 +125,22 @@ def _found(context: Context, request: Request, kind: type[Found]) -> Found:
 
 async def _listed(context: Context, request: Request, kind: type[Found]) -> Response:
     runner, query = _runner(context), request.query_params
-    limit, order, purpose = query.get("limit", "100"), query.get("order", "desc"), query.get("purpose")
-    if not limit.isdecimal() or len(limit) > 5 or not 1 <= int(limit) <= 10_000:
-        raise refused("limit", "must be an integer in [1, 10000]")
-    if order not in ("asc", "desc"):
-        raise refused("order", "must be asc or desc")
+    limit, newest_first = list_query(query, limit=100, most=10_000)
+    purpose = query.get("purpose")
     listed = await context.run(request, runner.store.all, kind)
     own = [one for holder, one in listed if holder == _holder(request)]
     if purpose is not None:
         own = [one for one in own if isinstance(one, FileObject) and one.purpose == purpose]
-    if order == "asc":
+    if not newest_first:
         own.reverse()
     if "after" in query:
         names = [one.id for one in own]
         if query["after"] not in names:
             raise refused("after", "is none of the list; it may have been removed: begin again without it")
         own = own[names.index(query["after"]) + 1 :]
-    page = own[: int(limit)]
+    page = own[:limit]
     ends = {"first_id": page[0].id, "last_id": page[-1].id} if page else {"first_id": None, "last_id": None}
-    return _json({"object": "list", "data": page, "has_more": len(page) < len(own), **ends})
+    return json_response({"object": "list", "data": page, "has_more": len(page) < len(own), **ends})
 
 
 def _parts(body: bytes, content_type: str) -> dict[str, tuple[str, bytes]]:
@@ -173,7 +170,3 @@ def _parts(body: bytes, content_type: str) -> dict[str, tuple[str, bytes]]:
             raise ApiError(400, "expected parts with names, each once", code="invalid_form")
         found[name] = names.get("filename", "file"), content
     return found
-
-
-def _json(value: Any) -> Response:
-    return Response(encode(value), media_type="application/json")

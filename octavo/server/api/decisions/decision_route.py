@@ -31,7 +31,7 @@ from octavo.server.api.decisions.decision_structs import (
     PredicateAnswer,
     ScoreAnswer,
 )
-from octavo.server.api.sse import encode
+from octavo.server.api.sse import json_response
 from octavo.server.context import Context, new_id, note_left_out
 from octavo.server.limits import while_present
 
@@ -51,7 +51,7 @@ async def decisions(context: Context, request: Request) -> Response:
         forest = msgspec.msgpack.decode(read, type=Forest)
         return await _Scorer(context, request, forest).answer()
 
-    return Response(encode(await while_present(request, work())), media_type="application/json")
+    return json_response(await while_present(request, work()))
 
 
 class _Scorer:

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from octavo.server.api.body import decode
 from octavo.server.api.ollama.ollama_structs import OllamaShow
-from octavo.server.api.sse import encode
+from octavo.server.api.sse import json_response
 from octavo.server.api_errors import ApiError
 from octavo.server.context import Context
 from octavo.server.reading.requests import check_model
@@ -27,13 +27,13 @@ REFUSED = (
 
 async def tags(context: Context, request: Request) -> Response:
     """List the one model."""
-    return _json({"models": [{**_named(context), "modified_at": _started(context)}]})
+    return json_response({"models": [{**_named(context), "modified_at": _started(context)}]})
 
 
 async def ps(context: Context, request: Request) -> Response:
     """List the one model if it is loaded."""
     if context.loop.state not in ("ready", "draining"):
-        return _json({"models": []})
+        return json_response({"models": []})
     plan = context.loop.engine.plan
     size = _num_bytes(context)
     loaded = {
@@ -41,7 +41,7 @@ async def ps(context: Context, request: Request) -> Response:
         "size_vram": size if plan.device.type == "cuda" else 0,
         "context_length": plan.max_model_len,
     }
-    return _json({"models": [{**_named(context), **loaded}]})
+    return json_response({"models": [{**_named(context), **loaded}]})
 
 
 async def show(context: Context, request: Request) -> Response:
@@ -60,7 +60,7 @@ async def show(context: Context, request: Request) -> Response:
         "thinking": generates and (formats.reasoning is not None or formats.harmony is not None),
         "embedding": plan.model.pooling is not None and plan.model.pooling.task == "embed",
     }
-    return _json(
+    return json_response(
         {
             "modified_at": _started(context),
             "template": "" if template is None else template.source,
@@ -120,7 +120,3 @@ def _details(context: Context) -> dict[str, Any]:
 
 def _started(context: Context) -> str:
     return datetime.fromtimestamp(context.created, UTC).isoformat().replace("+00:00", "Z")
-
-
-def _json(value: Any) -> Response:
-    return Response(encode(value), media_type="application/json")

@@ -14,7 +14,7 @@ from octavo.outputs import CompletionDelta, CompletionOutput, RequestOutput
 from octavo.server.api.logprobs import LogprobWriter, check_logprobs
 from octavo.server.api.ollama.ollama_input import OllamaInput
 from octavo.server.api.ollama.ollama_structs import Call, FunctionOfCall, Line, SaidMessage, counts_of, now
-from octavo.server.api.sse import EventWriter, encode
+from octavo.server.api.sse import EventWriter, encode, json_response
 from octavo.server.api_errors import ollama_error
 from octavo.server.context import Context, note_left_out
 from octavo.server.generation import Generation
@@ -97,7 +97,7 @@ async def answer(context: Context, request: Request) -> Response:
 
 
 def _whole(line: Line) -> Response:
-    return Response(encode(line), media_type="application/json")
+    return json_response(line)
 
 
 def _line(line: Line) -> bytes:

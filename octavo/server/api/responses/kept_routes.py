@@ -4,15 +4,15 @@ import time
 import uuid
 from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.server.api.body import decode
 from octavo.server.api.responses.response_store import OPTION, Items, Kept, ResponseStore, grow, page, with_id
+from octavo.server.api.sse import json_response
 from octavo.server.api.structs import JsonObject, RequestBody
-from octavo.server.api_errors import ApiError, refused
+from octavo.server.api_errors import ApiError, list_query, refused
 from octavo.server.context import Context
 
 _MAX_ITEMS = 100
@@ -46,10 +46,6 @@ def _store(context: Context) -> ResponseStore:
     return context.store
 
 
-def _answer(body: object) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")
-
-
 def _kept(context: Context, request: Request, kind: str) -> tuple[ResponseStore, bytes | None, Kept]:
     """Return the store, the holder of the request's key, and what its path names, of a kind."""
     store, holder, name = _store(context), request.scope["octavo.holder"], request.path_params["name"]
@@ -61,13 +57,8 @@ def _kept(context: Context, request: Request, kind: str) -> tuple[ResponseStore,
 
 def _page(request: Request, items: Items) -> Response:
     query = request.query_params
-    limit, order = query.get("limit", "20"), query.get("order", "desc")
-    if not limit.isdecimal() or len(limit) > 3 or not 1 <= int(limit) <= _MAX_ITEMS:
-        raise refused("limit", f"must be an integer in [1, {_MAX_ITEMS}], got {limit[:20]!r}")
-    if order not in ("asc", "desc"):
-        raise refused("order", f"must be asc or desc, got {order[:20]!r}")
-    newest_first = order == "desc"
-    return _answer(page(items, after=query.get("after"), limit=int(limit), newest_first=newest_first))
+    limit, newest_first = list_query(query, limit=20, most=_MAX_ITEMS)
+    return json_response(page(items, after=query.get("after"), limit=limit, newest_first=newest_first))
 
 
 async def response(context: Context, request: Request) -> Response:
@@ -75,7 +66,7 @@ async def response(context: Context, request: Request) -> Response:
     kept = _kept(context, request, "response")[2]
     if request.query_params.get("stream") == "true":
         raise refused("stream", "must be false: what is kept is told as a whole")
-    return _answer(kept.body)
+    return json_response(kept.body)
 
 
 async def delete_response(context: Context, request: Request) -> Response:
@@ -86,7 +77,9 @@ async def delete_response(context: Context, request: Request) -> Response:
 def _delete(context: Context, request: Request, kind: str) -> Response:
     store, holder, kept = _kept(context, request, kind)
     store.remove(holder, kept.body["id"])
-    return _answer(Deleted(id=kept.body["id"], object=f"{kind}.deleted" if kind == "conversation" else kind))
+    return json_response(
+        Deleted(id=kept.body["id"], object=f"{kind}.deleted" if kind == "conversation" else kind)
+    )
 
 
 async def input_items(context: Context, request: Request) -> Response:
@@ -109,12 +102,12 @@ async def create_conversation(context: Context, request: Request) -> Response:
     items = tuple(with_id(item) for item in fields.items or ())
     body = {"id": f"conv-{uuid.uuid4().hex}", "object": "conversation", "created_at": int(time.time())}
     store.put(request.scope["octavo.holder"], Kept({**body, "metadata": fields.metadata or {}}, items, items))
-    return _answer({**body, "metadata": fields.metadata or {}})
+    return json_response({**body, "metadata": fields.metadata or {}})
 
 
 async def conversation(context: Context, request: Request) -> Response:
     """Answer with a conversation."""
-    return _answer(_kept(context, request, "conversation")[2].body)
+    return json_response(_kept(context, request, "conversation")[2].body)
 
 
 async def update_conversation(context: Context, request: Request) -> Response:
@@ -126,7 +119,7 @@ async def update_conversation(context: Context, request: Request) -> Response:
         raise refused("items", "are added by POST /v1/conversations/NAME/items")
     body: dict[str, Any] = {**kept.body, "metadata": fields.metadata or {}}
     store.put(holder, kept._replace(body=body))
-    return _answer(body)
+    return json_response(body)
 
 
 async def delete_conversation(context: Context, request: Request) -> Response:
@@ -145,7 +138,7 @@ async def add_items(context: Context, request: Request) -> Response:
     fields, _ = decode(await context.bodies.read(request.scope, request.receive), ItemsRequest)
     items = tuple(with_id(item) for item in fields.items)
     grow(store, holder, kept.body["id"], items)
-    return _answer(page(items, after=None, limit=_MAX_ITEMS, newest_first=False))
+    return json_response(page(items, after=None, limit=_MAX_ITEMS, newest_first=False))
 
 
 def _item(request: Request, kept: Kept) -> dict[str, Any]:
@@ -158,7 +151,7 @@ def _item(request: Request, kept: Kept) -> dict[str, Any]:
 
 async def conversation_item(context: Context, request: Request) -> Response:
     """Answer with an item of a conversation."""
-    return _answer(_item(request, _kept(context, request, "conversation")[2]))
+    return json_response(_item(request, _kept(context, request, "conversation")[2]))
 
 
 async def delete_item(context: Context, request: Request) -> Response:
@@ -167,7 +160,7 @@ async def delete_item(context: Context, request: Request) -> Response:
     gone = _item(request, kept)
     items = tuple(item for item in kept.items if item is not gone)
     store.put(holder, Kept(kept.body, items, items))
-    return _answer(kept.body)
+    return json_response(kept.body)
 
 
 KEPT_ROUTES = (

@@ -27,7 +27,7 @@ from octavo.server.api.responses.response_structs import (
     TextOptions,
 )
 from octavo.server.api.responses.response_tools import names_of
-from octavo.server.api.sse import EventWriter, encode, named_event
+from octavo.server.api.sse import EventWriter, json_response, named_event
 from octavo.server.api.toolbox import Toolbox
 from octavo.server.api_errors import ApiError
 from octavo.server.context import Context, new_id
@@ -68,7 +68,7 @@ async def responses(context: Context, request: Request) -> Response:
     finished = await answer_whole(context, request, found, partial(_whole, answer, options))
     if memory is not None:
         memory.keep(finished)
-    return Response(encode(finished), media_type="application/json")
+    return json_response(finished)
 
 
 def _whole(
