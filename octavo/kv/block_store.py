@@ -34,6 +34,7 @@ class BlockStore:
         self.registry = Registry(layout, num_blocks)
         self.tree = self.registry.tree
         self.num_evictions = num_evictions
+        self._per_page = layout.groups[0].blocks_per_page
         # The sequence that was matched last.
         self._newest: SequenceBlocks | None = None
 
@@ -55,9 +56,11 @@ class BlockStore:
 
     def num_held_pages(self, sequence: SequenceBlocks) -> int:
         """Return how many pages a sequence has."""
-        num_others = sum(len(window.block_ids) - window.num_gone for window in sequence.windows)
         block_ids = sequence.block_ids
-        return num_others + len(block_ids if self._per_page == 1 else self.pages(block_ids))
+        num_pages = len(block_ids if self._per_page == 1 else self.pages(block_ids))
+        for window in sequence.windows:
+            num_pages += len(window.block_ids) - window.num_gone
+        return num_pages
 
     def take(self, num_pages: int) -> list[int] | None:
         """Hand out pages for writing, evicting cached ones as needed; None changes nothing."""
@@ -207,8 +210,8 @@ class BlockStore:
         changed = found != block_ids[first : first + len(found)]
         if changed:
             sequence.block_ids = self._exchange(block_ids, first, found, 0)
-        for group, window in enumerate(sequence.windows, start=1):
-            self._hang(group, window, first, found, exchange=exchange)
+        if sequence.windows:
+            self._hang(sequence, first, found, exchange=exchange)
         sequence.num_committed = first + len(found)
         return changed
 
@@ -219,10 +222,6 @@ class BlockStore:
             if page in self.registry.pages:
                 self._unregister(page)
         return self.pool.num_free - num_free
-
-    @property
-    def _per_page(self) -> int:
-        return self.layout.groups[0].blocks_per_page
 
     def _give_back(self, sequence: SequenceBlocks, group: int, window: WindowBlocks, first: int) -> None:
         """Give back a window's blocks before `first`."""
@@ -267,15 +266,14 @@ class BlockStore:
         window.block_ids = [GONE] * first + seen
         window.num_gone = first
 
-    def _hang(
-        self, group: int, window: WindowBlocks, first: int, node_ids: list[int], *, exchange: bool
-    ) -> None:
-        """Hang a sequence's blocks of another group on nodes, or take those that hang there."""
-        start, end = max(first, window.num_gone), first + len(node_ids)
-        own_ids = window.block_ids[start:end]
-        found = self.registry.hang(group, node_ids[start - first :], own_ids)
-        if exchange and found != own_ids:
-            window.block_ids = self._exchange(window.block_ids, start, found, group)
+    def _hang(self, sequence: SequenceBlocks, first: int, node_ids: list[int], *, exchange: bool) -> None:
+        """Hang a sequence's blocks of other groups on nodes, or take those that hang there."""
+        for group, window in enumerate(sequence.windows, start=1):
+            start, end = max(first, window.num_gone), first + len(node_ids)
+            own_ids = window.block_ids[start:end]
+            found = self.registry.hang(group, node_ids[start - first :], own_ids)
+            if exchange and found != own_ids:
+                window.block_ids = self._exchange(window.block_ids, start, found, group)
 
     def _exchange(self, block_ids: list[int], first: int, found: list[int], group: int) -> list[int]:
         """Return a new list with equal blocks in the place of a sequence's own, from `first` on."""

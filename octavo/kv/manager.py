@@ -179,8 +179,8 @@ class KVCacheManager:
         """
         self._require_ours(sequence)
         size, per_page = self.block_size, self.layout.groups[0].blocks_per_page
-        num_blocks = num_blocks_for(num_tokens, size) - len(sequence.block_ids)
-        num_first = num_blocks_for(max(0, num_blocks), per_page)
+        num_blocks = max(0, num_blocks_for(num_tokens, size) - len(sequence.block_ids))
+        num_first = num_blocks if per_page == 1 else num_blocks_for(num_blocks, per_page)
         num_others = 0
         if windows := sequence.windows:
             num_held = len(windows[0].block_ids)
