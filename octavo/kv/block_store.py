@@ -157,11 +157,13 @@ class BlockStore:
         sequence.require_unchanged(token_ids, 0, num_blocks)
         known = self._known_blocks(sequence, token_ids, num_blocks)
         block_ids = self.tree.longest_match(sequence.keys(token_ids, len(known), num_blocks), known)
-        num_known = num_fit = len(block_ids)
-        if self._per_page > 1:
-            num_fit = self._num_fit(block_ids, len(token_ids))
-        if num_fit < num_known or sequence.windows:
-            del block_ids[self._num_visible(sequence, block_ids, num_fit) :]
+        num_known = num_visible = len(block_ids)
+        if sequence.windows:
+            end = num_visible = self._num_visible(sequence, block_ids, num_known)
+            misfits = self._misfits(block_ids[:end], len(token_ids))
+            while end in misfits:
+                end = self._num_visible(sequence, block_ids, end - 1)
+            del block_ids[end:]
         self.pool.retain_all(self.pages(block_ids))
         if block_ids:
             self.tree.note_hit(block_ids[-1])
@@ -173,7 +175,7 @@ class BlockStore:
             for group, window in enumerate(sequence.windows, start=1):
                 self._attach(sequence, group, window)
         self._newest = sequence
-        return num_fit - len(block_ids)
+        return num_known - num_visible
 
     def register(
         self, sequence: SequenceBlocks, token_ids: Sequence[int], num_full: int, *, exchange: bool
@@ -293,19 +295,19 @@ class BlockStore:
         num_more = max(0, num_blocks_for(num_tokens, self.layout.block_size) - num_blocks)
         return self.pool.num_blocks - num_others - num_blocks_for(num_more, self._per_page)
 
-    def _num_fit(self, block_ids: Sequence[int], num_tokens: int) -> int:
-        """Return how many leading blocks a sequence may have that will have so many tokens.
+    def _misfits(self, block_ids: Sequence[int], num_tokens: int) -> set[int]:
+        """Return where a sequence that will have so many tokens may not begin.
 
         Blocks of a prefix may be in more pages than necessary: in each, a few that are part of it.
         """
-        if len(block_ids) <= self._most_pages(len(block_ids), num_tokens):
-            return len(block_ids)
-        pages, num_fit = set[int](), 0
-        for number, block_id in enumerate(block_ids, start=1):
+        if self._per_page == 1 or len(block_ids) <= self._most_pages(0, num_tokens):
+            return set()
+        pages, misfits = set[int](), set[int]()
+        for end, block_id in enumerate(block_ids, start=1):
             pages.add(self.page(block_id))
-            if len(pages) <= self._most_pages(number, num_tokens):
-                num_fit = number
-        return num_fit
+            if len(pages) > self._most_pages(end, num_tokens):
+                misfits.add(end)
+        return misfits
 
     def _scarce_pages(self, block_ids: Sequence[int], num_tokens: int) -> "_ScarcePages | None":
         """Return a sequence's pages if it may not have them in any number."""
