@@ -125,8 +125,8 @@ def test_a_finished_request_is_found_to_its_last_full_block(
         assert manager.allocate(sequence, number + 1)
         manager.commit(sequence, tokens, number + 1)
     manager.hide(sequence, num_tokens)
+    assert sequence.windows[0].num_gone * SIZE <= num_tokens // SIZE * SIZE + 1 - window
     manager.free(sequence)
-    crowd(manager, manager.stats().num_free)
     assert serve(manager, [*tokens, 1, 2, 3, 4, 5]) == num_tokens // SIZE * SIZE
 
 
@@ -188,13 +188,19 @@ def test_a_hit_before_a_lost_window_keeps_the_window_that_it_used(make: Managers
 
 
 @pytest.mark.parametrize("length", [24, 25, 26, 27])
-def test_the_end_of_a_prompt_stays_warm(make: Managers, length: int) -> None:
+@pytest.mark.parametrize("by_fork", [False, True])
+def test_the_end_of_a_prompt_stays_warm(make: Managers, length: int, by_fork: bool) -> None:
     """So the same prompt hits again, though its answer was long, and so does one that continues it."""
     manager = windowed(make)
     prompt, answer = list(range(length)), question(9, 40)
     sequence = manager.new_sequence()
     prefill(manager, sequence, prompt)
-    for number in range(length, length + 40):
+    if by_fork:
+        forked = manager.fork(sequence, length - 1)
+        assert forked is not None
+        manager.free(sequence)
+        sequence = forked[0]
+    for number in range(length - by_fork, length + 40):
         manager.hide(sequence, number)
         assert manager.allocate(sequence, number + 1)
         manager.commit(sequence, [*prompt, *answer], number + 1)
@@ -228,12 +234,20 @@ def test_a_chunk_leaves_no_more_warm_blocks_than_chunks_of_a_block(make: Manager
         assert serve(manager, [*range(48), 0]) == 48
 
 
-def test_kept_prefixes_keep_their_windows(make: Managers) -> None:
-    manager = windowed(make, num_pages=40, max_kept_blocks=20)
-    tokens = [*SYSTEM, *question(1)]
-    serve(manager, tokens, keep=True)
-    crowd(manager, 24)
-    assert serve(manager, [*tokens, 3]) == len(tokens)
+@pytest.mark.parametrize("num_answered", [0, 20])
+def test_kept_prefixes_keep_their_windows(make: Managers, num_answered: int) -> None:
+    manager = windowed(make, num_pages=40, max_kept_blocks=24)
+    prompt = [*SYSTEM, *question(1)]
+    tokens = [*prompt, *question(2, num_answered)]
+    sequence = manager.new_sequence(is_kept=True)
+    prefill(manager, sequence, prompt)
+    for number in range(len(prompt), len(tokens)):
+        manager.hide(sequence, number)
+        assert manager.allocate(sequence, number + 1)
+        manager.commit(sequence, tokens, number + 1)
+    manager.free(sequence)
+    crowd(manager, manager.num_blocks - manager.store.pool.num_kept)
+    assert serve(manager, [*prompt, 3]) == len(prompt)
 
 
 @pytest.mark.parametrize("num_tokens", range(33, 45))
@@ -293,16 +307,20 @@ def test_a_block_that_collided_and_a_fork_of_it_are_registered_once(make: Manage
 
 
 def test_a_page_of_several_blocks_that_two_share_is_not_cut_into(make: Managers) -> None:
-    """Without prefix caching no block can be hit, yet a fork reads it."""
+    """Without prefix caching no block can be hit, yet a fork reads it, whose window is further on."""
     manager = windowed(make, num_windows=3, enable_prefix_caching=False)
     parent = manager.new_sequence()
-    prefill(manager, parent, list(range(12)))
-    forked = manager.fork(parent, 8)
+    prefill(manager, parent, list(range(24)))
+    forked = manager.fork(parent, 24)
     assert forked is not None
-    assert not manager.can_cut(parent, 6)
-    assert not manager.can_cut(forked[0], 6)
-    manager.free(forked[0])
-    assert manager.can_cut(parent, 6)
+    child = forked[0]
+    assert not manager.can_cut(parent, 22)
+    assert manager.allocate(child, 40)
+    manager.commit(child, list(range(40)), 40)
+    manager.hide(child, 40)
+    assert not manager.can_cut(parent, 22)
+    manager.free(child)
+    assert manager.can_cut(parent, 22)
 
 
 def test_a_100k_prompt_costs_no_more_a_block_than_a_short_one(make: Managers) -> None:
