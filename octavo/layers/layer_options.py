@@ -23,7 +23,7 @@ class LayerOptions:
             that fetch weights early then multiply a few rows, too.
         value_norm: added to the mean square in a norm of value heads that has no weight; None: there is none.
         keys_are_values: the projection has q and k heads only, and a value is its key before norm and
-            rotation.
+            rotation, stored with its halves one after the other: numbers 0, 2, 4, ..., then 1, 3, 5, ...
         shares_cache: the projection has q heads only: another layer stores the keys and values that this one
             reads.
     """
