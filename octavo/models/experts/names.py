@@ -5,6 +5,7 @@
     llm-compressor      block_sparse_moe.gate.weight, .experts.3.gate_proj.weight, .up_proj, .down_proj
     GLM, Ernie          mlp.shared_experts.gate_proj.weight beside them, here mlp.shared_expert
     HY                  mlp.router.gate.weight, mlp.expert_bias, mlp.shared_mlp.gate_proj.weight
+    Gemma               router.proj.weight, .scale, .per_expert_scale, experts.gate_up_proj, .down_proj
     transformers 5      mlp.gate.weight, mlp.experts.gate_up_proj [E, 2 n, hidden], .down_proj [E, hidden, n]
 
     gpt-oss             mlp.router.weight, .bias
@@ -91,6 +92,8 @@ _MIXTRAL_PROJECTIONS = {
     **{"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"},
 }
 _STACKED = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)(\w*)")
+# Gemma's experts stand beside a layer's mlp, not in it.
+_OUTER = re.compile(r"(.*\.layers\.\d+)\.(?:router\.(?:proj\.)?(weight|scale|per_expert_scale)|(experts\..+))")
 # What follows the name of a stack -> what follows the name of an expert's projection.
 _SUFFIXES: Mapping[str, str] = MappingProxyType(
     {
@@ -149,7 +152,9 @@ def with_stored_expert_names(tensors: StoredTensors, tile_rows: int = 1) -> Stor
 
 def _places(weights: WeightSource, name: str, tile_rows: int = 1) -> Iterator[tuple[str, Place]]:
     """Yield the tensors that a stored one contains, by our names."""
-    shape = tuple(weights.shape(name))
+    shape, inner_name = tuple(weights.shape(name)), name
+    if (match := _OUTER.fullmatch(name)) is not None:
+        inner_name = f"{match[1]}.mlp.{match[3] or f'gate.{match[2]}'}"
     if (match := _BESIDE.fullmatch(name)) is not None:
         is_bias = match[2] is None and match[3] is None
         own = f"shared_expert.{match[2]}" if match[2] else f"gate.{match[3] or 'e_score_correction_bias'}"
@@ -161,10 +166,10 @@ def _places(weights: WeightSource, name: str, tile_rows: int = 1) -> Iterator[tu
         part = "gate" if expert is None else f"experts.{expert}.{_MIXTRAL_PROJECTIONS[projection]}"
         yield f"{prefix}.mlp.{part}.{suffix}", Place(name=name, shape=shape)
         return
-    match = _STACKED.fullmatch(name)
+    match = _STACKED.fullmatch(inner_name)
     # A stack of matrices has three dimensions, its scales may have fewer.
     if match is None or match[3] not in _SUFFIXES or (not match[3] and len(shape) != 3):
-        yield name, Place(name=name, shape=shape)
+        yield inner_name, Place(name=name, shape=shape)
         return
     prefix, projection, suffix = match.groups()
     parts = PARTS[projection]

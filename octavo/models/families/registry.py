@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from octavo.errors import UnsupportedModelError, suggest
-from octavo.models.families.family import Family
+from octavo.models.families.family import ExpertFamily, Family
 from octavo.models.families.mixtures import MIXTURES
 
 # Unsupported architectures that people ask for, and the part that is missing.
@@ -91,6 +91,53 @@ _GEMMA2 = Family(
         "max_position_embeddings": 8192,
         "final_logit_softcapping": 30.0,
         "attn_logit_softcapping": 50.0,
+    },
+)
+
+_GEMMA4 = Family(
+    architecture="Gemma4ForCausalLM",
+    model_type="gemma4_text",
+    window_rule="all_but_every_nth_and_last",
+    has_qk_norm=True,
+    has_value_norm=True,
+    has_post_norms=True,
+    has_full_heads=True,
+    has_shared_caches=True,
+    has_layer_inputs=True,
+    has_layer_scales=True,
+    scales_embeddings=True,
+    attention_scale=1.0,
+    activation_key="hidden_activation",
+    has_final_softcap=True,
+    has_local_rope=True,
+    experts=ExpertFamily(
+        chosen_key="top_k_experts",
+        size_key="moe_intermediate_size",
+        renormalises=True,
+        dense_rule="enable_moe_block",
+        is_beside_dense=True,
+    ),
+    defaults={
+        "head_dim": 256,
+        "num_key_value_heads": 4,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+        "max_position_embeddings": 131072,
+        "hidden_size_per_layer_input": 256,
+        "vocab_size_per_layer_input": 262144,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            "full_attention": {
+                "rope_type": "proportional",
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 1_000_000.0,
+            },
+        },
+        "num_experts": 0,
+        "eos_token_id": 1,
+        "bos_token_id": 2,
     },
 )
 
@@ -238,6 +285,19 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                     "max_position_embeddings": 131072,
                     "rope_theta": 1_000_000.0,
                     "rope_local_base_freq": 10_000.0,
+                },
+            ),
+            _GEMMA4,
+            replace(
+                _GEMMA4,
+                architecture="Gemma4UnifiedForCausalLM",
+                model_type="gemma4_unified_text",
+                has_layer_inputs=False,
+                experts=None,
+                defaults={
+                    **_GEMMA4.defaults,
+                    "sliding_window": 1024,
+                    "max_position_embeddings": 262144,
                 },
             ),
             *MIXTURES,
