@@ -59,10 +59,8 @@ class PagedSequences:
         self.decoder = decoder
         self.cache = KVCache.of_layers(decoder.cache_layers, num_blocks=num_blocks, block_size=block_size)
         # What was never stored must never be read.
-        for index in range(len(decoder.cache_layers)):
-            layer = self.cache.layer(index)
-            layer.k.fill_(float("nan"))
-            layer.v.fill_(float("nan"))
+        for cache in (self.cache, *self.cache.others):
+            cache.data.fill_(float("nan"))
         self.free = list(range(num_blocks))
         random.Random(seed).shuffle(self.free)
         self.tokens: dict[str, list[int]] = {}
