@@ -20,6 +20,7 @@ from octavo.models.families.layer_fields import (
     read_windows,
 )
 from octavo.models.families.registry import find_family
+from octavo.models.families.text_parts import text_fields
 from octavo.models.formats.float4 import Mxfp4Scheme
 from octavo.models.formats.schemes import Scheme, read_scheme
 from octavo.parallel import TensorParallel, shard_heads, shard_whole
@@ -178,7 +179,7 @@ class ModelConfig:
             FileFormatError: a field is missing or malformed.
         """
         family = find_family(config)
-        fields = ConfigFields(_text_part(config), family.defaults, where="config.json")
+        fields = ConfigFields(text_fields(config, family.model_type), family.defaults, where="config.json")
         _require_neutral(fields, family)
         _check_scheme(read_scheme(config), family)
         num_heads = fields.integer("num_attention_heads", maximum=2**14)
@@ -321,16 +322,6 @@ def _require_neutral(fields: ConfigFields, family: Family) -> None:
     read["num_kv_shared_layers"] = family.has_shared_caches
     read |= dict.fromkeys(_MULTIPLIERS, family.has_multipliers) | {family.output_bias_key: True}
     fields.require_neutral({key: values for key, values in neutral.items() if not read.get(key)})
-
-
-def _text_part(config: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the fields of the text model, which a text-only checkpoint may keep one level down."""
-    text = config.get("text_config")
-    if text is None:
-        return config
-    if not isinstance(text, Mapping) or text.get("model_type") != "gemma3_text":
-        raise UnsupportedModelError("config.json: text_config is supported for model_type gemma3_text only")
-    return {**config, **text}
 
 
 def _max_positions(fields: ConfigFields, ropes: Sequence[RopeConfig]) -> int:

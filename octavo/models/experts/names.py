@@ -7,6 +7,7 @@
     HY                  mlp.router.gate.weight, mlp.expert_bias, mlp.shared_mlp.gate_proj.weight
     Gemma               router.proj.weight, .scale, .per_expert_scale, experts.gate_up_proj, .down_proj
     transformers 5      mlp.gate.weight, mlp.experts.gate_up_proj [E, 2 n, hidden], .down_proj [E, hidden, n]
+    Qwen3-VL            the same, transposed: .gate_up_proj [E, hidden, 2 n], .down_proj [E, n, hidden]
 
     gpt-oss             mlp.router.weight, .bias
                         mlp.experts.gate_up_proj [E, hidden, 2 n], gate_up_proj_bias [E, 2 n]
@@ -51,13 +52,11 @@ class _Transposed(Place):
 
     def read(self, read: Callable[..., Tensor], rows: Part, columns: Part) -> Tensor:
         start, stop = slice_bounds(rows, self.shape[0])
-        expert, stored = slice(self.expert, self.expert + 1), slice(self.step * start, self.step * stop)
+        first, expert = self.first_column, slice(self.expert, self.expert + 1)
+        stored = slice(first + self.step * start, first + self.step * stop, self.step)
         if len(self.shape) == 1:
-            return read(self.name, rows=expert, columns=stored)[
-                0, self.first_column :: self.step
-            ].contiguous()
-        matrix = read(self.name, rows=expert, columns=columns)[0]
-        return matrix[:, stored][:, self.first_column :: self.step].T.contiguous()
+            return read(self.name, rows=expert)[0, stored].contiguous()
+        return read(self.name, rows=expert, columns=columns)[0][:, stored].T.contiguous()
 
 
 def gpt_oss_places(weights: WeightSource, name: str) -> Iterator[tuple[str, Place]]:
@@ -173,12 +172,26 @@ def _places(weights: WeightSource, name: str, tile_rows: int = 1) -> Iterator[tu
         return
     prefix, projection, suffix = match.groups()
     parts = PARTS[projection]
-    if len(parts) == 2 and suffix in ("_scale", "_scale_inv"):
+    is_transposed = len(shape) == 3 and _are_transposed(weights, prefix)
+    if is_transposed:
+        shape = (shape[0], shape[2], shape[1])
+    elif len(parts) == 2 and suffix in ("_scale", "_scale_inv"):
         _check_tiles(weights, name, name.removesuffix(suffix), tile_rows)
     for part, (first, inner) in zip(parts, _divide(shape[1:], len(parts)), strict=True):
         for expert in range(shape[0]):
             place = _Stacked(name=name, shape=inner, first=first, expert=expert)
+            if is_transposed:
+                place = _Transposed(name=name, shape=inner, expert=expert, first_column=first or 0, step=1)
             yield f"{prefix}.{expert}.{part}.{_SUFFIXES[suffix]}", place
+
+
+def _are_transposed(weights: WeightSource, prefix: str) -> bool:
+    """Return whether the stacks of a layer have columns where others have rows."""
+    names = [f"{prefix}.{stack}" for stack in PARTS]
+    if not weights.names() >= set(names):
+        return False
+    (*_, rows, columns), (*_, down_rows, down_columns) = map(weights.shape, names)
+    return rows == down_columns and columns == 2 * down_rows
 
 
 def _divide(shape: tuple[int, ...], number: int) -> list[tuple[int | None, tuple[int, ...]]]:

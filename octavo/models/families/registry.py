@@ -13,6 +13,7 @@ from types import MappingProxyType
 from octavo.errors import UnsupportedModelError, suggest
 from octavo.models.families.family import ExpertFamily, Family
 from octavo.models.families.mixtures import MIXTURES
+from octavo.models.families.text_parts import TEXT_PARTS, family_name, find_text_part
 
 # Unsupported architectures that people ask for, and the part that is missing.
 _MISSING: Mapping[str, str] = MappingProxyType(
@@ -46,10 +47,7 @@ _MISSING: Mapping[str, str] = MappingProxyType(
             ),
             (
                 "images are not; a checkpoint of the text model alone is, where its family is listed",
-                "Gemma3ForConditionalGeneration LlavaForConditionalGeneration "
-                "Mistral3ForConditionalGeneration MllamaForConditionalGeneration Phi4MMForCausalLM "
-                "Qwen2VLForConditionalGeneration Qwen2_5_VLForConditionalGeneration "
-                "Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration",
+                "LlavaNextForConditionalGeneration MllamaForConditionalGeneration Phi4MMForCausalLM",
             ),
             ("experts with factors of residual sums are not", "GraniteMoeForCausalLM"),
         )
@@ -309,9 +307,16 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 def find_family(config: Mapping[str, object]) -> Family:
     """Return the family of a config.json, by its architectures or, if it names none, its model_type.
 
+    That of a checkpoint which also reads images is the family of its text model, under its own name.
+
     Raises:
         UnsupportedModelError: none of them is supported; the message lists what is.
     """
+    whole = find_text_part(config)
+    if whole is not None:
+        family = FAMILIES[family_name(whole, config)]
+        defaults = {**family.defaults, **TEXT_PARTS[whole].defaults}
+        return replace(family, architecture=whole, defaults=defaults)
     architectures = config.get("architectures")
     if isinstance(architectures, list) and architectures:
         name = _OTHER_HEAD.sub("ForCausalLM", str(architectures[0]))
@@ -324,11 +329,13 @@ def _pick(what: str, value: object, name_of: Callable[[Family], str]) -> Family:
     families = {name_of(family): family for family in FAMILIES.values()}
     if isinstance(value, str) and value in families:
         return families[value]
+    is_name = what == "architecture"
+    known = [*families, *(name if is_name else part.model_type for name, part in TEXT_PARTS.items())]
     if isinstance(value, str) and value in _MISSING:
         raise UnsupportedModelError(
-            f"{what} {value!r} is not supported: {_MISSING[value]}; supported: {', '.join(families)}"
+            f"{what} {value!r} is not supported: {_MISSING[value]}; supported: {', '.join(known)}"
         )
     raise UnsupportedModelError(
-        f"{what} {value!r} is not supported{suggest(str(value), families, _LIKENESS)}; "
-        f"supported: {', '.join(families)}"
+        f"{what} {value!r} is not supported{suggest(str(value), known, _LIKENESS)}; "
+        f"supported: {', '.join(known)}"
     )
