@@ -239,7 +239,9 @@ class Builder:
         gate = single._fused([f"{prefix}.per_layer_input_gate"], [rows], False)
         output = single._row_parallel(f"{prefix}.per_layer_projection", rows, False)
         norm = self._norm(f"{prefix}.post_per_layer_input_norm", scale)
-        return InputBlock(BlockInput(None, gate), config.activation, BlockOutput(output, norm, TensorParallel()))
+        return InputBlock(
+            BlockInput(None, gate), config.activation, BlockOutput(output, norm, TensorParallel())
+        )
 
     def _experts(self, prefix: str) -> ExpertFeedForward:
         experts = self._config.experts

@@ -15,7 +15,7 @@ from decoder_harness import (
     run_chunked,
 )
 from safetensors.torch import load_file, save_file
-from test_decoder_families import SMALL, make_prompts
+from test_decoder_families import GEMMA4_SHARED, GEMMA4_UNIFIED, GEMMA4_WIDE, SMALL, make_prompts
 from torch import Tensor
 
 from octavo import LLM, SamplingParams
@@ -44,11 +44,21 @@ DEEP = QWEN_TOWER | {"deepstack_visual_indexes": [0]}
 OLD_TOWER = {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2}
 MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [4, 2, 2]}}
 INTERLEAVED = {"rope_parameters": MROPE["rope_parameters"] | {"mrope_interleaved": True}}
+GEMMA4_TOWER = {key: value for key, value in TOWER.items() if key != "image_size"} | {"head_dim": 16}
 GEMMA = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "full_attention"]}
 MOE = INTERLEAVED | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 # Class of the config, fields of the text model, the vision tower, other fields.
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "gemma3": ("Gemma3Config", TEXT | GEMMA, TOWER, {"mm_tokens_per_image": 1}),
+    "gemma4": ("Gemma4Config", GEMMA4_SHARED, GEMMA4_TOWER, {}),
+    "gemma4-experts": (
+        "Gemma4Config",
+        GEMMA4_WIDE
+        | {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24},
+        GEMMA4_TOWER,
+        {},
+    ),
+    "gemma4-unified": ("Gemma4UnifiedConfig", GEMMA4_UNIFIED, {"mm_embed_dim": 24}, {}),
     "llava": ("LlavaConfig", TEXT | {"model_type": "llama"}, CLIP, {}),
     "llava-qwen2": ("LlavaConfig", NO_HEAD_DIM | {"model_type": "qwen2"}, CLIP, {}),
     # The whole config says tied, and the text_config does not: by default, they differ.
@@ -118,7 +128,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("layout", NAMES)
-@pytest.mark.parametrize("case", ["gemma3", "mistral3-untied", "qwen3-vl"])
+@pytest.mark.parametrize("case", ["gemma3", "gemma4", "mistral3-untied", "qwen3-vl"])
 def test_tensors_have_the_names_of_any_layout(case: str, layout: str, tmp_path: Path) -> None:
     model = make_model(case)
     tensors = {own_name(name) or f"visual.{name}": each for name, each in save(model, tmp_path).items()}

@@ -92,7 +92,9 @@ _MIXTRAL_PROJECTIONS = {
 }
 _STACKED = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)(\w*)")
 # Gemma's experts stand beside a layer's mlp, not in it.
-_OUTER = re.compile(r"(.*\.layers\.\d+)\.(?:router\.(?:proj\.)?(weight|scale|per_expert_scale)|(experts\..+))")
+_OUTER = re.compile(
+    r"(.*\.layers\.\d+)\.(?:router\.(?:proj\.)?(weight|scale|per_expert_scale)|(experts\..+))"
+)
 # What follows the name of a stack -> what follows the name of an expert's projection.
 _SUFFIXES: Mapping[str, str] = MappingProxyType(
     {
