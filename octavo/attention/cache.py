@@ -3,9 +3,11 @@
 A float8 (e4m3) cache stores x / scale, with one scale per kv head, saturated to +-448.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from octavo.errors import InvalidArgumentError, OutOfMemoryError
 from octavo.kernels.copies import to_device
+from octavo.kv.cache_layers import CacheLayer
 
 FLOAT8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FLOAT8).max
@@ -51,10 +54,14 @@ class KVCache:
         data: [L, 2 (k, v), N, KH, B, D], dtype of the cache.
         scales: [L, 2, KH] float32: in a float8 cache, the number that 1.0 stands for; None in other dtypes.
             They must not change while the cache is in use.
+        others: caches of the layers that have heads of other numbers or sizes than those of `data`.
+        places: of each layer, the cache that has it, 0 for this one, and its index there; None: all are here.
     """
 
     data: Tensor
     scales: Tensor | None = None
+    others: tuple["KVCache", ...] = ()
+    places: tuple[tuple[int, int], ...] | None = None
     _layers: dict[int, LayerCache] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
@@ -110,14 +117,33 @@ class KVCache:
         scales = torch.ones(num_layers, 2, -(-num_kv_heads // 4) * 4, dtype=torch.float32, device=device)
         return cls(data, scales[..., :num_kv_heads])
 
+    @classmethod
+    def of_layers(cls, layers: Sequence[CacheLayer], **options: Any) -> "KVCache":
+        """Allocate a cache for layers of several sizes; options and errors as for allocate."""
+        shapes = [(layer.num_kv_heads, layer.head_dim) for layer in layers]
+        kinds = list(dict.fromkeys(shapes))
+        first, *others = (
+            cls.allocate(num_layers=shapes.count(kind), num_kv_heads=kind[0], head_dim=kind[1], **options)
+            for kind in kinds
+        )
+        places = tuple((kinds.index(kind), shapes[:index].count(kind)) for index, kind in enumerate(shapes))
+        return cls(first.data, first.scales, tuple(others), places) if others else first
+
     def layer(self, index: int) -> LayerCache:
         """Return one layer's views, the same object in every call."""
+        cache, index = (0, index) if self.places is None else self.places[index]
+        if cache:
+            return self.others[cache - 1].layer(index)
         layer = self._layers.get(index)
         if layer is None:
             k, v = self.data[index]
             scales = () if self.scales is None else self.scales[index]
             layer = self._layers[index] = LayerCache(k.transpose(1, 2), v.transpose(1, 2), *scales)
         return layer
+
+    @property
+    def num_layers(self) -> int:
+        return self.data.shape[0] if self.places is None else len(self.places)
 
     @property
     def num_blocks(self) -> int:
@@ -129,7 +155,7 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        return self.data.nbytes
+        return self.data.nbytes + sum(cache.nbytes for cache in self.others)
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy whole blocks (source id, destination id) in every layer; used by copy-on-write.
@@ -147,6 +173,8 @@ class KVCache:
         for part in to_device(np.array(pairs), data.device).split(num_at_once):
             source, destination = part.unbind(1)
             data[:, :, destination] = data[:, :, source]
+        for cache in self.others:
+            cache.copy_blocks(pairs)
 
 
 def write_rows(cache: Tensor, index: Index, rows: Tensor, scale: Tensor | None) -> None:

@@ -81,6 +81,30 @@ GRANITE = OLMO | {
     "logits_scaling": 6.0,
     "rms_norm_eps": 1e-3,
 }
+# Windows and full layers with heads of their own, each layer with an input of its own, ...
+GEMMA4 = SMALL | {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "sliding_window": 6,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 97,
+    "final_logit_softcapping": 20.0,
+}
+# ... keys as values and no input, ...
+GEMMA4_WIDE = GEMMA4 | {
+    "hidden_size_per_layer_input": 0,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+}
+GEMMA4_UNIFIED = {key: value for key, value in GEMMA4_WIDE.items() if "per_layer_input" not in key}
+# ... or layers that share a cache, as in E2B.
+GEMMA4_SHARED = GEMMA4 | {
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+    "num_key_value_heads": 1,
+    "tie_word_embeddings": True,
+}
 # Of 16 dimensions 12 turn.
 PARTIAL = {"partial_rotary_factor": 0.75, "tie_word_embeddings": True}
 
@@ -169,6 +193,43 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("Gemma2Config", GEMMA2 | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
     "gemma2-tied-bias": ("Gemma2Config", GEMMA2 | {"tie_word_embeddings": True, "attention_bias": True}),
     "gemma3": ("Gemma3TextConfig", GEMMA3 | {"tie_word_embeddings": True}),
+    "gemma4": ("Gemma4TextConfig", GEMMA4),
+    "gemma4-keys-as-values": ("Gemma4TextConfig", GEMMA4_WIDE),
+    "gemma4-keys-as-values-bias": (
+        "Gemma4TextConfig",
+        GEMMA4_WIDE | {"attention_bias": True, "final_logit_softcapping": None, "tie_word_embeddings": True},
+    ),
+    "gemma4-shared": ("Gemma4TextConfig", GEMMA4_SHARED),
+    "gemma4-shared-keys-as-values": (
+        "Gemma4TextConfig",
+        GEMMA4_SHARED | {"attention_k_eq_v": True, "num_key_value_heads": 2, "num_kv_shared_layers": 2},
+    ),
+    "gemma4-ropes": (
+        "Gemma4TextConfig",
+        GEMMA4
+        | rope(
+            {
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "rope_theta": 100.0,
+                    "partial_rotary_factor": 0.6,
+                    "factor": 3.0,
+                },
+                "sliding_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 2.0},
+            }
+        ),
+    ),
+    # Equal frequencies of heads of two sizes.
+    "gemma4-equal-ropes": (
+        "Gemma4TextConfig",
+        GEMMA4
+        | rope(
+            dict.fromkeys(
+                ("full_attention", "sliding_attention"), {"rope_type": "default", "rope_theta": 1e4}
+            )
+        ),
+    ),
+    "gemma4-unified": ("Gemma4UnifiedTextConfig", GEMMA4_UNIFIED),
     "gemma3-scaled-softcap": (
         "Gemma3TextConfig",
         GEMMA3

@@ -18,7 +18,7 @@ from decoder_harness import (
     quiet_transformers,
     run_chunked,
 )
-from test_decoder_families import SMALL, config_json, make_prompts
+from test_decoder_families import GEMMA4_SHARED, GEMMA4_WIDE, SMALL, config_json, make_prompts
 
 from octavo import LLM, SamplingParams
 from octavo.errors import FileFormatError, UnsupportedModelError, WeightsError
@@ -35,6 +35,7 @@ QWEN3: dict[str, Any] = SMALL | {
     "num_experts_per_tok": 2,
     "num_hidden_layers": 3,
 }
+BUFFERS = ("e_score_correction_bias", "layer_scalar")
 NO_HEAD_DIM: dict[str, Any] = {key: value for key, value in SMALL.items() if key != "head_dim"}
 QWEN2: dict[str, Any] = {
     "moe_intermediate_size": 24,
@@ -106,6 +107,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
         | {"num_shared_experts": 2, "mlp_layer_types": ["sparse", "dense", "sparse"]},
     ),
+    "gemma4": (
+        "Gemma4TextConfig",
+        GEMMA4_WIDE
+        | {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24},
+    ),
+    "gemma4-inputs-shared": (
+        "Gemma4TextConfig",
+        GEMMA4_SHARED
+        | {"enable_moe_block": True, "num_experts": 5, "top_k_experts": 1, "moe_intermediate_size": 40},
+    ),
     "mixtral": ("MixtralConfig", SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "mixtral-window": (
         "MixtralConfig",
@@ -165,7 +176,7 @@ def test_parameter_shapes_are_those_of_transformers(case: str) -> None:
     weights = with_expert_names(hugging_face_weights(model))
     assert {name: weights.shape(name) for name in weights.names()} == parameter_shapes(config)
     embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
-    biases = [each for name, each in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    biases = [each for name, each in model.named_buffers() if name.endswith(BUFFERS)]
     assert num_parameters(config) == sum(each.numel() for each in (*model.parameters(), *biases))
     if config.experts is None:
         assert num_active_parameters(config) == num_parameters(config)

@@ -28,7 +28,7 @@ def test_unsupported_architectures_are_named_with_what_is_supported() -> None:
         ("Qwen3_5MoeForCausalLM", r"layers of linear attention are not"),
         ("MambaForCausalLM", r"state spaces and convolutions in place of attention are not"),
         ("PhiForCausalLM", r"norms that subtract the mean are not"),
-        ("Gemma3ForConditionalGeneration", r"images are not; a checkpoint of the text model alone is"),
+        ("MllamaForConditionalGeneration", r"images are not; a checkpoint of the text model alone is"),
         ("MaximinForCausalLM", r"'MaximinForCausalLM' is not supported; supported: "),
     ],
 )

@@ -56,17 +56,11 @@ class PagedSequences:
     """Sequences that grow in a shared paged cache; blocks are handed out in shuffled order."""
 
     def __init__(self, decoder: Decoder, *, block_size: int, num_blocks: int = 64, seed: int = 0) -> None:
-        config = decoder.config
         self.decoder = decoder
-        self.cache = KVCache.allocate(
-            num_layers=config.num_layers,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            num_kv_heads=decoder.num_kv_heads,
-            head_dim=config.head_dim,
-        )
+        self.cache = KVCache.of_layers(decoder.cache_layers, num_blocks=num_blocks, block_size=block_size)
         # What was never stored must never be read.
-        self.cache.data.fill_(float("nan"))
+        for cache in (self.cache, *self.cache.others):
+            cache.data.fill_(float("nan"))
         self.free = list(range(num_blocks))
         random.Random(seed).shuffle(self.free)
         self.tokens: dict[str, list[int]] = {}
@@ -161,6 +155,8 @@ def hugging_face_model(config: Any, seed: int = 0) -> Any:
         center = 0.0 if parameter.dim() > 1 else 0.5
         parameter.data = center + scale * torch.randn(parameter.shape)
     for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.copy_(0.5 + 0.5 * torch.rand(buffer.shape))
         if name.endswith("e_score_correction_bias"):
             # Enough to change choices.
             buffer.copy_(0.3 * torch.randn(buffer.shape))

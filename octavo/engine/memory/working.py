@@ -7,7 +7,7 @@ from octavo.attention.cache import COPIED_BYTES
 from octavo.engine.memory.execution_plan import ExecutionPlan
 from octavo.models import ModelConfig
 from octavo.models.experts.experts_config import ExpertsConfig, expert_part, names_expert_parallel
-from octavo.parallel import TensorParallel, shard_heads, shard_range
+from octavo.parallel import TensorParallel, shard_range
 from octavo.parallel.shared_memory import SHARED_BYTES
 
 # cuBLAS keeps a workspace for each stream: the steps' own, and the one that graphs are captured on.
@@ -35,18 +35,17 @@ def rank_share(model: ModelConfig, parallel: TensorParallel, *, expert_parallel:
         model = model.with_whole_experts(parallel)
     if parallel.size == 1:
         return model
-    heads = shard_heads(model.num_heads, model.num_kv_heads, parallel)
     experts = model.experts
     if experts is not None:
         shared = shard_range(experts.shared_size, parallel, what="columns of shared experts")
         with names_expert_parallel(experts, parallel):
             experts = replace(experts, size=len(expert_part(experts, parallel)), shared_size=len(shared))
-    has_dense_layers = experts is None or not all(experts.layers)
+    has_dense_layers = experts is None or experts.is_beside_dense or not all(experts.layers)
     return replace(
         model,
         experts=experts,
-        num_heads=len(heads.query),
-        num_kv_heads=len(heads.kv),
+        num_heads=model.num_heads // parallel.size,
+        cache_layers=model.own_cache_layers(parallel),
         intermediate_size=(
             len(shard_range(model.intermediate_size, parallel, what="feed-forward columns"))
             if has_dense_layers

@@ -29,6 +29,8 @@ def unsupported_reason(kv_cache: KVCache, impl: str, dtype: torch.dtype) -> str 
     data = kv_cache.data
     if choose_impl(impl, data.device.type, data.dtype, dtype) != "c":
         return f"attention_impl={impl!r} does not mean the compiled kernels here"
+    if kv_cache.others:
+        return "layers have heads of several sizes"
     return None if data.is_contiguous() else "the cache is not laid out as by KVCache.allocate"
 
 

@@ -5,7 +5,9 @@
     llm-compressor      block_sparse_moe.gate.weight, .experts.3.gate_proj.weight, .up_proj, .down_proj
     GLM, Ernie          mlp.shared_experts.gate_proj.weight beside them, here mlp.shared_expert
     HY                  mlp.router.gate.weight, mlp.expert_bias, mlp.shared_mlp.gate_proj.weight
+    Gemma               router.proj.weight, .scale, .per_expert_scale, experts.gate_up_proj, .down_proj
     transformers 5      mlp.gate.weight, mlp.experts.gate_up_proj [E, 2 n, hidden], .down_proj [E, hidden, n]
+    Qwen3-VL            the same, transposed: .gate_up_proj [E, hidden, 2 n], .down_proj [E, n, hidden]
 
     gpt-oss             mlp.router.weight, .bias
                         mlp.experts.gate_up_proj [E, hidden, 2 n], gate_up_proj_bias [E, 2 n]
@@ -50,13 +52,11 @@ class _Transposed(Place):
 
     def read(self, read: Callable[..., Tensor], rows: Part, columns: Part) -> Tensor:
         start, stop = slice_bounds(rows, self.shape[0])
-        expert, stored = slice(self.expert, self.expert + 1), slice(self.step * start, self.step * stop)
+        first, expert = self.first_column, slice(self.expert, self.expert + 1)
+        stored = slice(first + self.step * start, first + self.step * stop, self.step)
         if len(self.shape) == 1:
-            return read(self.name, rows=expert, columns=stored)[
-                0, self.first_column :: self.step
-            ].contiguous()
-        matrix = read(self.name, rows=expert, columns=columns)[0]
-        return matrix[:, stored][:, self.first_column :: self.step].T.contiguous()
+            return read(self.name, rows=expert)[0, stored].contiguous()
+        return read(self.name, rows=expert, columns=columns)[0][:, stored].T.contiguous()
 
 
 def gpt_oss_places(weights: WeightSource, name: str) -> Iterator[tuple[str, Place]]:
@@ -91,6 +91,10 @@ _MIXTRAL_PROJECTIONS = {
     **{"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"},
 }
 _STACKED = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)(\w*)")
+# Gemma's experts stand beside a layer's mlp, not in it.
+_OUTER = re.compile(
+    r"(.*\.layers\.\d+)\.(?:router\.(?:proj\.)?(weight|scale|per_expert_scale)|(experts\..+))"
+)
 # What follows the name of a stack -> what follows the name of an expert's projection.
 _SUFFIXES: Mapping[str, str] = MappingProxyType(
     {
@@ -149,7 +153,9 @@ def with_stored_expert_names(tensors: StoredTensors, tile_rows: int = 1) -> Stor
 
 def _places(weights: WeightSource, name: str, tile_rows: int = 1) -> Iterator[tuple[str, Place]]:
     """Yield the tensors that a stored one contains, by our names."""
-    shape = tuple(weights.shape(name))
+    shape, inner_name = tuple(weights.shape(name)), name
+    if (match := _OUTER.fullmatch(name)) is not None:
+        inner_name = f"{match[1]}.mlp.{match[3] or f'gate.{match[2]}'}"
     if (match := _BESIDE.fullmatch(name)) is not None:
         is_bias = match[2] is None and match[3] is None
         own = f"shared_expert.{match[2]}" if match[2] else f"gate.{match[3] or 'e_score_correction_bias'}"
@@ -161,19 +167,33 @@ def _places(weights: WeightSource, name: str, tile_rows: int = 1) -> Iterator[tu
         part = "gate" if expert is None else f"experts.{expert}.{_MIXTRAL_PROJECTIONS[projection]}"
         yield f"{prefix}.mlp.{part}.{suffix}", Place(name=name, shape=shape)
         return
-    match = _STACKED.fullmatch(name)
+    match = _STACKED.fullmatch(inner_name)
     # A stack of matrices has three dimensions, its scales may have fewer.
     if match is None or match[3] not in _SUFFIXES or (not match[3] and len(shape) != 3):
-        yield name, Place(name=name, shape=shape)
+        yield inner_name, Place(name=name, shape=shape)
         return
     prefix, projection, suffix = match.groups()
     parts = PARTS[projection]
-    if len(parts) == 2 and suffix in ("_scale", "_scale_inv"):
+    is_transposed = len(shape) == 3 and _are_transposed(weights, prefix)
+    if is_transposed:
+        shape = (shape[0], shape[2], shape[1])
+    elif len(parts) == 2 and suffix in ("_scale", "_scale_inv"):
         _check_tiles(weights, name, name.removesuffix(suffix), tile_rows)
     for part, (first, inner) in zip(parts, _divide(shape[1:], len(parts)), strict=True):
         for expert in range(shape[0]):
             place = _Stacked(name=name, shape=inner, first=first, expert=expert)
+            if is_transposed:
+                place = _Transposed(name=name, shape=inner, expert=expert, first_column=first or 0, step=1)
             yield f"{prefix}.{expert}.{part}.{_SUFFIXES[suffix]}", place
+
+
+def _are_transposed(weights: WeightSource, prefix: str) -> bool:
+    """Return whether the stacks of a layer have columns where others have rows."""
+    names = [f"{prefix}.{stack}" for stack in PARTS]
+    if not weights.names() >= set(names):
+        return False
+    (*_, rows, columns), (*_, down_rows, down_columns) = map(weights.shape, names)
+    return rows == down_columns and columns == 2 * down_rows
 
 
 def _divide(shape: tuple[int, ...], number: int) -> list[tuple[int | None, tuple[int, ...]]]:

@@ -6,12 +6,25 @@ from typing import Literal
 
 # How a family decides which layers have a sliding window when its config has no layer_types.
 WindowRule = Literal[
-    "never", "always", "when_used", "after_max_window_layers", "all_but_every_nth", "without_rope"
+    "never",
+    "always",
+    "when_used",
+    "after_max_window_layers",
+    "all_but_every_nth",
+    "all_but_every_nth_and_last",
+    "without_rope",
 ]
 # Which of the q, k, v and output projections have a bias.
 BiasRule = Literal["never", "qkv", "by_config", "qkv_by_config"]
 # Keys by which families say which layers have a feed-forward in place of experts.
-DenseRule = Literal["none", "sparse_step", "first_k_dense_replace", "moe_layer_interval", "mlp_layer_types"]
+DenseRule = Literal[
+    "none",
+    "sparse_step",
+    "first_k_dense_replace",
+    "moe_layer_interval",
+    "mlp_layer_types",
+    "enable_moe_block",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +45,8 @@ class ExpertFamily:
         shared_key: key of the experts that every token goes to: how many, each as wide as the others; or, if
             it ends in "size", their width. None: there are none.
         has_shared_gate: what the shared experts return is multiplied by the sigmoid of a product with x.
+        is_beside_dense: experts stand beside a feed-forward, each with norms of its own; the router has one,
+            too, and a factor for each expert's weights.
         is_gpt_oss: they are like gpt-oss's: router and experts have biases, the experts' activation is
             "clamped_swiglu", checkpoints have a layout of their own, and may be in MXFP4.
     """
@@ -47,6 +62,7 @@ class ExpertFamily:
     scaling_key: str | None = None
     shared_key: str | None = None
     has_shared_gate: bool = False
+    is_beside_dense: bool = False
     is_gpt_oss: bool = False
 
 
@@ -67,6 +83,7 @@ class Family:
         norm_weight_offset: added to stored norm weights; 1 where weight - 1 is stored.
         scales_embeddings: embeddings are multiplied by sqrt(hidden size).
         attention_scale_key: key of the number whose 1 / sqrt scales q.k; None: the head dimension.
+        attention_scale: factor of q.k; None: by that key.
         has_multipliers: config.json has factors of embeddings, of q.k, of what blocks add to the residual
             stream, and a divisor of logits.
         bias_key: key that switches the bias of q, k and v on.
@@ -78,6 +95,13 @@ class Family:
         has_nope_layers: some layers do not rotate queries and keys (no_rope_layers).
         has_nope_full_layers: in a network with windows, layers without one do not rotate.
         has_partial_rotary: config.json may rotate only a part of each head (partial_rotary_factor).
+        has_full_heads: layers without a window may have heads of their own size and number (global_head_dim,
+            num_global_key_value_heads), and keys for values (attention_k_eq_v).
+        has_value_norm: values are normalised per head, without a weight.
+        has_shared_caches: the last layers may read keys and values of an earlier one (num_kv_shared_layers),
+            and have feed-forwards of twice the width (use_double_wide_mlp).
+        has_layer_inputs: layers may have an embedding of every token each (hidden_size_per_layer_input).
+        has_layer_scales: what leaves a layer is multiplied by a number of its own.
         rotates_pairs: checkpoints have the two numbers that turn together side by side.
         has_fused_projections: checkpoints store q, k and v in one matrix, and gate and up in one.
         has_sinks: each query head sees one more key, whose score is a weight and whose value is 0.
@@ -97,6 +121,7 @@ class Family:
     norm_weight_offset: float = 0.0
     scales_embeddings: bool = False
     attention_scale_key: str | None = None
+    attention_scale: float | None = None
     has_multipliers: bool = False
     bias_key: str = "attention_bias"
     output_bias_key: str = "attention_bias"
@@ -107,6 +132,11 @@ class Family:
     has_nope_layers: bool = False
     has_nope_full_layers: bool = False
     has_partial_rotary: bool = False
+    has_full_heads: bool = False
+    has_value_norm: bool = False
+    has_shared_caches: bool = False
+    has_layer_inputs: bool = False
+    has_layer_scales: bool = False
     rotates_pairs: bool = False
     has_fused_projections: bool = False
     has_sinks: bool = False

@@ -1,0 +1,18 @@
+"""What a layer of a paged cache keeps."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayer:
+    """The keys and values of one layer.
+
+    Attributes:
+        num_kv_heads: KH.
+        head_dim: D.
+        window: a token sees its last `window` keys, itself included; None: all.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    window: int | None = None
