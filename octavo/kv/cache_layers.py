@@ -16,3 +16,8 @@ class CacheLayer:
     num_kv_heads: int
     head_dim: int
     window: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Numbers of a token's keys; its values are as many."""
+        return self.num_kv_heads * self.head_dim

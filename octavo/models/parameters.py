@@ -16,7 +16,6 @@ from octavo.models.model_config import ModelConfig
 from octavo.models.renamed import Place, by_name, renamed
 from octavo.models.weights import WeightSource
 
-
 # Of layers with experts beside a feed-forward: the norms after the latter, before and after experts.
 EXPERT_NORMS = ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
 
@@ -71,11 +70,6 @@ def num_active_parameters(config: ModelConfig) -> int:
     expert = _feed_forward_shapes("", config, experts.size, experts.has_bias)
     size = sum(map(math.prod, expert.values()))
     return num_parameters(config) - unused * size
-
-
-def kv_bytes_per_token(config: ModelConfig, dtype_bytes: int) -> int:
-    """Return the KV cache bytes one token takes over all layers, at `dtype_bytes` per number."""
-    return 2 * sum(layer.num_kv_heads * layer.head_dim for layer in config.cache_layers) * dtype_bytes
 
 
 def projections(config: ModelConfig, layer: int) -> tuple[str, ...]:
