@@ -28,9 +28,8 @@ from octavo.attention.plan.prefix_forest import (
     Costs,
     SharedPrefixes,
     Sharing,
-    find_shared_prefixes,
-    shareable_blocks,
 )
+from octavo.attention.plan.window_forest import find_prefixes
 from octavo.errors import InvalidArgumentError
 
 # Fields of a unit's record, see triton/step_map.py.
@@ -101,6 +100,7 @@ class NodePlan:
         costs: Costs,
         capacity: NodeCapacity | None = None,
         min_saved_tokens: int = 0,
+        window: int | None = None,
     ) -> "NodePlan":
         """Find the shared prefixes and cut them into units; arrays as for ForestPlan.from_block_tables.
 
@@ -109,6 +109,7 @@ class NodePlan:
             costs: of reads and partial results.
             capacity: limits of the plan, or None. Nodes that save the least are dropped until it fits.
             min_saved_tokens: a plan that saves fewer is empty: launching its kernels would cost more.
+            window: of the layers; None: they have none.
 
         Raises:
             InvalidArgumentError: the step has more tokens or sequences than the capacity.
@@ -118,11 +119,10 @@ class NodePlan:
         if capacity is not None:
             _check_step(seq_lens.shape[0], int(cu_seqlens_q[-1]), capacity)
         query_lens = np.diff(cu_seqlens_q)
-        num_shareable = shareable_blocks(seq_lens, query_lens, block_size)
         align_blocks = lcm(block_size, tiling.align_tokens) // block_size
         while True:
-            shared = find_shared_prefixes(
-                block_tables, num_shareable, query_lens, block_size, costs, align_blocks
+            shared = find_prefixes(
+                block_tables, seq_lens, query_lens, block_size, costs, align_blocks, window
             )
             if shared.sharing(block_size).saved_tokens < min_saved_tokens:
                 shared = SharedPrefixes.none()
