@@ -64,13 +64,14 @@ class NodePlan:
         sequence C   [           same           ][ leaf ...
 
     A unit is a tile of a node's query tokens and a segment of its keys. Every token of a unit sees every
-    key of it. Each (segment, token) gives one partial result; those of token t, from the root down, are
-    merge_begin[t] : merge_begin[t + 1].
+    key of it, unless there is a window. Each (segment, token) gives one partial result; those of token t,
+    from the root down, are merge_begin[t] : merge_begin[t + 1].
 
     Attributes:
         thin_units, fat_units: [U, 8] int32 records, by decreasing work: 0 entry of block_ids where block 0
             of the sequence would be (may be negative), 1 first entry of tokens and partial_ids, 2 number of
-            tokens, 3 first key, 4 end of the keys, 5 and 6 repeat 3 and 4: every token sees every key.
+            tokens, 3 first key, 4 end of the keys, 5 and 6 repeat 3 and 4: every token sees every key. 7
+            repeats 3, which layers with a window change in each step; see triton/window_nodes.py.
         tokens: [P] int32, query tokens (rows of q).
         partial_ids: [P] int32, number of each entry's partial result.
         merge_begin: [T + 1] int32.
@@ -186,7 +187,7 @@ def _cut(
     units[:, 0] = first_block[node[segment]]
     units[:, 1] = first_entry[segment] + done
     units[:, 2] = np.minimum(nodes.tile_tokens[node[segment]], num_tokens[segment] - done)
-    units[:, 3] = units[:, 5] = kv_begin[segment]
+    units[:, 3] = units[:, 5] = units[:, 7] = kv_begin[segment]
     units[:, 4] = units[:, 6] = kv_end[segment]
     by_work = np.argsort(units[:, 3] - units[:, 4], kind="stable")
     units, is_thin = units[by_work], nodes.is_thin[node[segment]][by_work]

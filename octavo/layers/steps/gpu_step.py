@@ -1,5 +1,7 @@
 """A step's attention on an NVIDIA GPU: per layer, one kernel fills the cache and a few read it."""
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, KVCache
@@ -17,17 +19,32 @@ from octavo.layers.steps import cudnn_prompt
 class TritonStep:
     """AttentionStep by Triton kernels. It never waits for the device, so a CUDA graph can capture it.
 
-    The first layer with a window makes the task map for it, and other layers reuse the map. Layers without a
-    window read shared prefixes once, by the forest in the metadata; layers with one read them per sequence. A
+    The first layer with a window makes the task map for it, and other layers reuse the map. Layers with the
+    window of the forest in their metadata read shared prefixes once, by it; others read per sequence. A
     long fresh prompt that is the whole step goes to cuDNN if it supports the layer. Between GEMVs, which
     fetch weights early, one kernel does all for the tokens of up to 16 sequences that share nothing; between
     other GEMMs it was slower.
     """
 
     def __init__(
-        self, kv_cache: KVCache, metadata: AttentionMetadata, *, num_heads: int, deterministic: bool = False
+        self,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+        *,
+        num_heads: int,
+        deterministic: bool = False,
+        of_windows: Mapping[int, AttentionMetadata] | None = None,
     ) -> None:
-        """Keep the step; `num_heads` is H, `deterministic` as for make_step_map."""
+        """Keep the step.
+
+        Args:
+            kv_cache: all layers.
+            metadata: the step.
+            num_heads: H.
+            deterministic: as for make_step_map.
+            of_windows: the same step as layers with a window see it, where these have block tables, slots and
+                a forest of their own; those of windows that are not named have `metadata`.
+        """
         self._deterministic = deterministic
         # A float8 cache rounds keys and values, and later steps read the rounded ones: this step must, too.
         is_exact = kv_cache.data.dtype != FLOAT8 and not deterministic
@@ -36,10 +53,12 @@ class TritonStep:
         )
         self._kv_cache = kv_cache
         self._metadata = metadata
+        self._of_windows = of_windows or {}
         self._num_heads = num_heads
         self._maps: dict[int | None, StepMap] = {}
         num_sequences, num_tokens = metadata.seq_lens.shape[0], metadata.positions.shape[0]
-        shares = metadata.forest is not None or metadata.kv_begin is not None
+        steps = (metadata, *self._of_windows.values())
+        shares = any(step.forest is not None or step.kv_begin is not None for step in steps)
         num_kv_heads, device = kv_cache.data.shape[3], kv_cache.data.device
         fits_fused = 0 < num_tokens == num_sequences <= most_sequences(num_kv_heads, device)
         is_old = num_tokens == 1 or metadata.keys_are_old
@@ -54,24 +73,23 @@ class TritonStep:
         """See AttentionStep."""
         cache = self._kv_cache.layer(options.layer)
         qk_norm, window = options.qk_norm, options.window
+        metadata = self._metadata if window is None else self._of_windows.get(window, self._metadata)
         scores = ScoreOptions(options.scale, window, options.softcap, sinks=options.sinks)
         norm = {} if qk_norm is None else {"norm_weight": qk_norm.weight, "eps": qk_norm.eps}
         cos, sin = rotations
         if self._is_fused and options.has_gemvs:
             # All layers share this memory, as they share the map.
             self._fused_work = work = self._fused_work or FusedWork.allocate(cache, self._num_heads)
-            return attend_fused(qkv, cache, self._metadata, cos, sin, scores, work, **norm).flatten(1)
+            return attend_fused(qkv, cache, metadata, cos, sin, scores, work, **norm).flatten(1)
         heads = {"num_heads": self._num_heads, "num_kv_heads": cache.k.shape[2]}
         is_dense = self._is_dense and cudnn_prompt.unsupported_reason(qkv, options, **heads) is None
         q = rotate_and_store(
-            qkv, self._metadata.slot_mapping, cos, sin, cache.k, cache.v, num_heads=self._num_heads,
+            qkv, metadata.slot_mapping, cos, sin, cache.k, cache.v, num_heads=self._num_heads,
             keep_k=is_dense, k_scale=cache.k_scale, v_scale=cache.v_scale, **norm,
         )  # fmt: skip
         if is_dense:
             return cudnn_prompt.attend_dense(qkv, **heads, scale=options.scale)
         if window not in self._maps:
-            self._maps[window] = make_step_map(
-                q, cache, self._metadata, window, deterministic=self._deterministic
-            )
-        out, _ = attend_with_map(q, cache, self._metadata, scores, self._maps[window])
+            self._maps[window] = make_step_map(q, cache, metadata, window, deterministic=self._deterministic)
+        out, _ = attend_with_map(q, cache, metadata, scores, self._maps[window])
         return out.flatten(1)
