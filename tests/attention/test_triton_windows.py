@@ -12,8 +12,9 @@ from test_node_plan import forests
 from triton_cases import DEVICE, HAS_GPU, assert_close, run, to_device
 from triton_forest_cases import check_window, make_forest, run_shared, shared_case
 
-from octavo.attention import KVCache, gpu_paged
+from octavo.attention import KVCache, forest_attention, gpu_paged
 from octavo.attention.score_options import ScoreOptions
+from octavo.attention.triton import nodes as triton_nodes
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.steps.gpu_step import TritonStep
 
@@ -164,3 +165,23 @@ def test_layers_with_a_window_have_tables_and_a_forest_of_their_own():
         assert (shared - out).abs().max() < 1e-5
         most = plan.num_partials if layer.window is None else window_plan.num_partials
         assert not forest.partial_lse[:most].isnan().any()
+
+
+@pytest.mark.parametrize("impl", ["triton", "torch", "reference"])
+def test_windows_share_in_one_call(impl, monkeypatch):
+    """forest_attention, with sinks, over tables whose first blocks are gone."""
+    monkeypatch.setattr("octavo.attention.plan.device_forest._LAUNCH_BYTES", 0)
+    rows = [[*range(8), 10 + 2 * i, 11 + 2 * i] for i in range(12)]
+    case = hide_unseen(make_case([160 - i for i in range(12)], [1] * 11 + [3], rows=rows), 90)
+    moved, sinks, launched = to_device(case), torch.tensor([0.5, -3.0, 4.0, 1.0]), []
+    attend = triton_nodes.attend_thin_nodes
+    monkeypatch.setattr(triton_nodes, "attend_thin_nodes", lambda *a: launched.append(attend(*a)))
+    arrays = (case.metadata.block_table, case.metadata.seq_lens, case.metadata.cu_seqlens_q)
+    options = {"scale": 0.25, "window": 90, "softcap": 3.0}
+    out = forest_attention(
+        *(moved.q, moved.cache, *(array.numpy() for array in arrays)),
+        **options, sinks=sinks.to(DEVICE), impl=impl,
+    )  # fmt: skip
+    exact, _ = case.oracle(**options, sinks=sinks)
+    assert (out.cpu() - exact).abs().max() < 1e-5
+    assert len(launched) == (impl == "triton")

@@ -108,7 +108,7 @@ def test_a_graph_outlives_what_windows_leave_behind(head_dim):
     """One captured step and one plan, while sequences grow and end and blocks before their windows go."""
     window, grown_by = 400, (0, 1, 65, 200, 330)
     case = shared_case([1] * 12, own_tokens=400, head_dim=head_dim)
-    full, last = case.metadata.seq_lens, max(grown_by)
+    full, last = case.metadata.seq_lens.clone(), max(grown_by)
     forest = make_forest(case, window)
     start = replace(case, metadata=replace(case.metadata, seq_lens=full - last, positions=full - last - 1))
     assert upload(forest, start).num_units > 0

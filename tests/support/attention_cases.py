@@ -228,10 +228,11 @@ def hide_unseen(case, window, seed=0):
         table[s, :gone] = torch.randint(num_blocks, shape[0], (gone,), generator=generator).int()
         if gone and seed % 2:
             table[s, int(torch.randint(gone, (1,), generator=generator))] = int(table[s, gone])
-    caches = []
-    for cache in (case.k_cache, case.v_cache):
+
+    def hide(cache):
         # [N, KH, B, D] in memory, as KVCache has it.
         hidden = cache.new_full((shape[0], shape[2], shape[1], shape[3]), torch.nan).transpose(1, 2)
         hidden[:num_blocks] = cache
-        caches.append(hidden.masked_fill_(~seen[:, :, None, None], torch.nan))
-    return Case(case.q, *caches, replace(metadata, block_table=table))
+        return hidden.masked_fill_(~seen[:, :, None, None], torch.nan)
+
+    return Case(case.q, hide(case.k_cache), hide(case.v_cache), replace(metadata, block_table=table))

@@ -52,7 +52,7 @@ class DeviceForest:
         min_segment_tokens: minimum length of a segment.
         window: of the layers; None: they have none. As windows move on, kernels read less of a plan's nodes.
         beside: a forest of other layers of the same network. Layers run one after another, so both share the
-            memory of results if these have the same shapes.
+            memory of results if they have the same heads and capacity.
 
     Attributes:
         thin_shape: tiling of nodes with few query tokens; fat_tile() is that of nodes with many.
@@ -149,18 +149,15 @@ class DeviceForest:
         self.node_table = self.block_ids.unsqueeze(1)
 
     def _allocate_results(self, beside: "DeviceForest | None") -> None:
-        num_heads, _, head_dim = self.heads
-        partial_shape = (self.capacity.num_partials, num_heads, head_dim)
-        leaf_shape = (self.capacity.num_tokens, num_heads, head_dim)
-        if beside is not None and (beside.partial_out.shape, beside.leaf_out.shape) == (
-            partial_shape,
-            leaf_shape,
-        ):
+        if beside is not None and (beside.heads, beside.capacity) == (self.heads, self.capacity):
             self.partial_out, self.partial_lse = beside.partial_out, beside.partial_lse
             self.leaf_out, self.leaf_lse = beside.leaf_out, beside.leaf_lse
             return
+        num_heads, _, head_dim = self.heads
+        partial_shape = (self.capacity.num_partials, num_heads, head_dim)
         self.partial_out = torch.empty(partial_shape, dtype=torch.float32, device=self.device)
         self.partial_lse = torch.empty(partial_shape[:2], dtype=torch.float32, device=self.device)
+        leaf_shape = (self.capacity.num_tokens, num_heads, head_dim)
         self.leaf_out = torch.empty(leaf_shape, dtype=torch.float32, device=self.device)
         self.leaf_lse = torch.empty(leaf_shape[:2], dtype=torch.float32, device=self.device)
 

@@ -153,6 +153,6 @@ def _promote(
             covered[first : last + 1] = depth
     if not bounds:
         return SharedPrefixes.none()
-    return SharedPrefixes(
-        np.concatenate(members), np.concatenate(num_tokens), *np.array(bounds).T, saved_blocks
-    )
+    first, last, begin, end = np.array(bounds).T
+    members, num_tokens = np.concatenate(members), np.concatenate(num_tokens)
+    return SharedPrefixes(members, num_tokens, first, last, begin, end, saved_blocks)

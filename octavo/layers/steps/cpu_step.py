@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention.cache import KVCache
-from octavo.attention.checks import bad_slot, check_plan
+from octavo.attention.checks import bad_slot, check_mask, check_plan
 from octavo.attention.cpu.c_calls import AttendCall, StoreCall, check_status, kernel_library, plan_struct
 from octavo.attention.implementations import choose_impl
 from octavo.attention.lengths import check_capacity
@@ -60,7 +60,9 @@ class CpuStep:
         self._value_bytes = data.stride(1) * data.itemsize
         width = (num_heads + 2 * num_kv_heads) * head_dim
         self._out_shape = (num_tokens, num_heads * head_dim)
-        plan = host_plan(num_tokens, block_size, metadata)
+        # Each layer checks its window.
+        planned = None if metadata.plan is None else metadata.plan.window
+        plan = host_plan(num_tokens, block_size, metadata, window=planned)
         check_capacity(metadata.max_seq_len, block_size, metadata.block_table)
         check_plan(plan, num_tokens, block_size, metadata)
         assert plan.num_tokens == num_tokens, "the plan does not cover all tokens"
@@ -100,8 +102,10 @@ class CpuStep:
         """See AttentionStep; float32, q and k are overwritten.
 
         Raises:
-            InvalidArgumentError: a slot or a block does not exist, or the plan was damaged.
+            InvalidArgumentError: a slot or a block does not exist, or the plan was damaged, or is for a
+                smaller window.
         """
+        check_mask(self._alive[0], 0, options.window)
         library, threads, store, call = self._library, self._threads, self._store, self._attend
         out = torch.empty(self._out_shape, dtype=torch.float32)
         num_tokens = self._out_shape[0]
@@ -135,9 +139,12 @@ class CpuStep:
             rotations: from self.rotations, one per rope of the network.
 
         Raises:
-            InvalidArgumentError: a slot or a block does not exist, or the plan was damaged.
+            InvalidArgumentError: a slot or a block does not exist, or the plan was damaged, or is for a
+                smaller window.
             OutOfMemoryError: there is none for the layers' buffers.
         """
+        for window in stack.windows:
+            check_mask(self._alive[0], 0, window)
         self._check_slots(self._library.octavo_bad_slot(self._store))
         addresses = (ctypes.c_void_p * len(rotations))(*(each.data_ptr() for each in rotations))
         keys = self._data.data_ptr()
