@@ -18,6 +18,11 @@ class CacheLayer:
     window: int | None = None
 
     @property
+    def heads(self) -> tuple[int, int]:
+        """KH and D."""
+        return self.num_kv_heads, self.head_dim
+
+    @property
     def size(self) -> int:
         """Numbers of a token's keys; its values are as many."""
         return self.num_kv_heads * self.head_dim

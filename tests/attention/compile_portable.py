@@ -22,10 +22,19 @@ from octavo.attention.tilings.portable import (
     ONE_BLOCK,
     decode_shape,
     fused_shape,
+    node_shape,
     padded_head_dim,
     prefill_shape,
 )
-from octavo.attention.triton import paged_decode, paged_prefill, step_map, store, uniform_map
+from octavo.attention.triton import (
+    nodes,
+    paged_decode,
+    paged_prefill,
+    step_map,
+    store,
+    uniform_map,
+    window_nodes,
+)
 from octavo.attention.triton.kernel_call import Queries, Score, Shape
 
 GROUP, KV_HEADS = 4, 8
@@ -76,6 +85,28 @@ def compile_attention(score=PLAIN, *, cache=CACHE, parts=1, **shape):
         "decode": compile_by_name(paged_decode._attend_decode_kernel, thin_arguments, thin),
         "prefill": compile_by_name(paged_prefill._attend_prefill_kernel, fat_arguments, fat),
     }
+
+
+def compile_nodes(score=PLAIN, *, cache=CACHE, thin=False, **shape):
+    """Shared nodes."""
+    dtype = torch.float8_e4m3fn if cache is PAIRS else torch.bfloat16
+    dim = padded_head_dim(shape.get("dims", (128, 128))[0])
+    tile = (
+        decode_shape(GROUP, dim, dtype)
+        if thin
+        else node_shape(GROUP, dim, torch.float16 if cache is PAIRS else dtype)
+    )
+    results = QUERIES._replace(out="*fp32")
+    tensors = dict.fromkeys(("units", "count", "tokens", "partial_ids"), "*i32")
+    arguments = {"queries": results, "cache": cache, "score": score, **tensors, "num_rows": "i32"}
+    arguments.update(shape=shape_of(tile, block_size=64, **shape), OVERLAPS=True)
+    return compile_by_name(nodes._attend_nodes_kernel, arguments, tile)
+
+
+def compile_seen(window):
+    tensors = dict.fromkeys(("units", "count", "tokens", "positions"), "*i32")
+    arguments = {**tensors, "num_rows": "i32", "window": window, "TOKENS": 32}
+    return compile_by_name(window_nodes.see_nodes_kernel, arguments)
 
 
 def compile_list(integers):
@@ -158,6 +189,13 @@ def figures() -> dict[str, dict[str, int]]:
         "scales": compile_attention(scaled, cache=PAIRS, dims=(128, 64), scaled=True, packed=True),
     }
     found = {f"{name}, {kind}": used for kind, pair in kinds.items() for name, used in pair.items()}
+    for dim in (64, 256):
+        found[f"nodes, window, {dim}"] = compile_nodes(windowed, windowed=True, dims=(dim, dim))
+    capped = windowed._replace(softcap="fp32", k_scale="*fp32", v_scale="*fp32")
+    flags = {"windowed": True, "capped": True, "scaled": True, "packed": True, "thin": True}
+    found["thin nodes, all options"] = compile_nodes(capped, cache=PAIRS, **flags)
+    for window in ("i32", "i64"):
+        found[f"seen nodes, {window}"] = compile_seen(window)
     found["store"] = compile_store()
     found["alone"] = compile_alone()
     found["alone, several"] = compile_alone(sequences=16)

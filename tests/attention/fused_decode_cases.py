@@ -56,6 +56,11 @@ class AloneCase:
             slots.append(int(own[-1]) * self.block_size + position % self.block_size if is_stored else -1)
             if length:
                 unused[int(own[-1]), position % self.block_size + (not self.is_stored) :] = True
+            # What a window has passed is gone, and the table names other blocks for it.
+            gone, offset = divmod(max(0, length - (self.window or length)), self.block_size)
+            unused[own[:gone].long()] = True
+            unused[own[gone : gone + 1].long(), :offset] = True
+            table[row, :gone] = int(used[0])
 
         def numbers(*values: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=self.device)

@@ -121,9 +121,9 @@ def matrix(keys, block_size):
     return f"tensordesc<bf16{part},{layout!r}>"
 
 
-def shape_of(tile, block_size, *, begins=False):
+def shape_of(tile, block_size, *, begins=False, windowed=False):
     sizes = (GROUP, KV_HEADS, HEAD_DIM, HEAD_DIM, block_size, tile.rows, tile.keys)
-    flags = [False] * 5
+    flags = [windowed, *[False] * 4]
     values = (HEAD_DIM, HEAD_DIM, begins)
     return Shape(*(tl.constexpr(value) for value in (*sizes, *flags, *values)))
 
@@ -132,18 +132,22 @@ def queries(results):
     return Queries("*bf16", "i32", "i32", "*i32", results, "*fp32")
 
 
-def compile_decode(tile, block_size=128, *, begins=False):
+def score_of(windowed):
+    return SCORE._replace(window="i32") if windowed else SCORE
+
+
+def compile_decode(tile, block_size=128, *, begins=False, windowed=False):
     """Of leaves, which write float32, or of a step without nodes."""
     is_leaf = tile != DECODE_SHAPE
     matrices = [matrix(tile.keys, block_size)] * 2
     run = Run("*i32", "*i32", "*i32", "*fp32", "*fp32")
     arguments = [
-        *(queries("*fp32"), CACHE, *matrices, PLACES, SCORE, run),
+        *(queries("*fp32"), CACHE, *matrices, PLACES, score_of(windowed), run),
         *(
             "*i32",
             "i32",
             "i32",
-            shape_of(tile, block_size, begins=begins),
+            shape_of(tile, block_size, begins=begins, windowed=windowed),
             GROUP,
             tile.num_stages,
             False,
@@ -156,17 +160,17 @@ def compile_decode(tile, block_size=128, *, begins=False):
     return compile_kernel(hopper_decode._attend_decode_kernel, arguments, **options)
 
 
-def compile_nodes(tile, gather, block_size=128, *, begins=False):
+def compile_nodes(tile, gather, block_size=128, *, begins=False, windowed=False):
     """Of nodes, or of prompts if nothing is gathered."""
     matrices = [matrix(tile.keys, block_size)] * 2
     arguments = [
         *(queries("*fp32" if gather else "*bf16"), gather, "*i32", VARYING, *matrices),
         *(
             PLACES,
-            SCORE,
+            score_of(windowed),
             "*i32",
             "*i32",
-            shape_of(tile, block_size, begins=begins),
+            shape_of(tile, block_size, begins=begins, windowed=windowed),
             tile.keys,
             tile.num_stages,
             tile.rows == 64,
@@ -194,6 +198,12 @@ def figures() -> dict[str, dict[str, int]]:
         "decode, short blocks": compile_decode(DECODE_SHAPE, 16),
         "decode from a first key": compile_decode(DECODE_SHAPE, begins=True),
         "prompts from a first key": compile_nodes(PROMPT_SHAPE, None, begins=True),
+        "decode, window": compile_decode(DECODE_SHAPE, windowed=True),
+        "leaves, window": compile_decode(LEAF_SHAPE, windowed=True),
+        "few leaves, window": compile_decode(FEW_LEAVES_SHAPE, windowed=True),
+        "nodes, window": compile_nodes(NODE_SHAPE, gather, windowed=True),
+        "nodes beside, window": compile_nodes(BESIDE_SHAPE, gather, windowed=True),
+        "prompts, window": compile_nodes(PROMPT_SHAPE, None, windowed=True),
     }
 
 

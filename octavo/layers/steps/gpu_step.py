@@ -17,8 +17,8 @@ from octavo.layers.steps import cudnn_prompt
 class TritonStep:
     """AttentionStep by Triton kernels. It never waits for the device, so a CUDA graph can capture it.
 
-    The first layer with a window makes the task map for it, and other layers reuse the map. Layers without a
-    window read shared prefixes once, by the forest in the metadata; layers with one read them per sequence. A
+    The first layer with a window makes the task map for it, and other layers reuse the map. Layers with the
+    window of the forest in their metadata read shared prefixes once, by it; others read per sequence. A
     long fresh prompt that is the whole step goes to cuDNN if it supports the layer. Between GEMVs, which
     fetch weights early, one kernel does all for the tokens of up to 16 sequences that share nothing; between
     other GEMMs it was slower.
@@ -61,24 +61,23 @@ class TritonStep:
         """See AttentionStep."""
         cache = self._kv_cache.layer(options.layer)
         qk_norm, window = options.qk_norm, options.window
+        metadata = self._metadata
         scores = ScoreOptions(options.scale, window, options.softcap, sinks=options.sinks)
         norm = {} if qk_norm is None else {"norm_weight": qk_norm.weight, "eps": qk_norm.eps}
         cos, sin = rotations
         if self._is_fused and options.has_gemvs:
             # All layers share this memory, as they share the map.
             self._fused_work = work = self._fused_work or FusedWork.allocate(cache, self._num_heads)
-            return attend_fused(qkv, cache, self._metadata, cos, sin, scores, work, **norm).flatten(1)
+            return attend_fused(qkv, cache, metadata, cos, sin, scores, work, **norm).flatten(1)
         heads = {"num_heads": self._num_heads, "num_kv_heads": cache.k.shape[2]}
         is_dense = self._is_dense and cudnn_prompt.unsupported_reason(qkv, options, **heads) is None
         q = rotate_and_store(
-            qkv, self._metadata.slot_mapping, cos, sin, cache.k, cache.v, num_heads=self._num_heads,
+            qkv, metadata.slot_mapping, cos, sin, cache.k, cache.v, num_heads=self._num_heads,
             keep_k=is_dense, k_scale=cache.k_scale, v_scale=cache.v_scale, **norm,
         )  # fmt: skip
         if is_dense:
             return cudnn_prompt.attend_dense(qkv, **heads, scale=options.scale)
         if window not in self._maps:
-            self._maps[window] = make_step_map(
-                q, cache, self._metadata, window, deterministic=self._deterministic
-            )
-        out, _ = attend_with_map(q, cache, self._metadata, scores, self._maps[window])
+            self._maps[window] = make_step_map(q, cache, metadata, window, deterministic=self._deterministic)
+        out, _ = attend_with_map(q, cache, metadata, scores, self._maps[window])
         return out.flatten(1)
