@@ -92,7 +92,7 @@ class FusedWork:
     def allocate(cls, cache: LayerCache, num_heads: int) -> "FusedWork":
         """Allocate for layers with such a cache; num_heads: H."""
         (_, _, num_kv_heads, head_dim), device = cache.k.shape, cache.k.device
-        tile = fused_shape(num_heads // num_kv_heads, padded_head_dim(head_dim), cache.k.dtype)
+        tile = fused_shape(num_heads // num_kv_heads, padded_head_dim(head_dim), cache.k.dtype, device)
         num_splits = _num_splits(num_kv_heads, device)
         num_programs = max(num_multiprocessors(device), num_kv_heads * num_splits)
         arrivals = torch.zeros(num_splits, num_kv_heads, dtype=torch.int32, device=device)

@@ -69,11 +69,11 @@ class Layers:
 
     def split_tile(self) -> TileShape:
         """Return the tiling for few query tokens whose keys are read in parts."""
-        return decode_shape(self.group, self._padded_dim, self.cache_dtype)
+        return decode_shape(self.group, self._padded_dim, self.cache_dtype, device=self.device)
 
     def portable_tile(self) -> TileShape:
         """Return the tiling for many query tokens whose keys may be read in parts."""
-        return prefill_shape(self.group, self._padded_dim, self._product_dtype)
+        return prefill_shape(self.group, self._padded_dim, self._product_dtype, self.device)
 
     def whole_tile(self, num_tokens: int) -> TileShape:
         """Return the tiling for many query tokens, num_tokens in all, whose keys are read in one part."""
@@ -89,7 +89,7 @@ class Layers:
 
     def deterministic_tile(self) -> TileShape:
         """Return the only tiling of a deterministic step."""
-        return deterministic_shape(self.group, self._padded_dim, self._product_dtype)
+        return deterministic_shape(self.group, self._padded_dim, self._product_dtype, self.device)
 
     def num_parts(self, tile: TileShape, num_units: int, max_seq_len: int, num_splits: int) -> int:
         """Return how many programs share the keys of a prefill unit; num_splits: see make_step_map."""
@@ -157,7 +157,7 @@ def decode_tile(
         if shares:
             return hopper.LEAF_SHAPE if num_sequences >= _MANY_LEAVES else hopper.FEW_LEAVES_SHAPE
         return hopper.DECODE_SHAPE
-    return decode_shape(group, padded_head_dim(head_dim), dtype, is_alone=num_sequences == 1)
+    return decode_shape(group, padded_head_dim(head_dim), dtype, is_alone=num_sequences == 1, device=device)
 
 
 def prompt_tile(
@@ -192,5 +192,6 @@ def node_tiles(
     reason = hopper.unsupported_reason(device, dtype, head_dim=head_dim, block_size=block_size)
     if reason is None and group <= hopper.BESIDE_SHAPE.rows:
         return hopper.NODE_SHAPE, hopper.BESIDE_SHAPE, False
-    tile = node_shape(group, padded_head_dim(head_dim), torch.float16 if dtype == FLOAT8 else dtype)
+    product_dtype = torch.float16 if dtype == FLOAT8 else dtype
+    tile = node_shape(group, padded_head_dim(head_dim), product_dtype, device)
     return tile, tile, True
