@@ -30,7 +30,7 @@ def num_splits(request, monkeypatch):
         return work
 
     monkeypatch.setattr(fused_decode.FusedWork, "allocate", allocate_splits)
-    monkeypatch.setattr("octavo.layers.steps.gpu_step.most_sequences", lambda *_: request.param)
+    monkeypatch.setattr("octavo.attention.step.fused_decode.most_sequences", lambda *_: request.param)
     return request.param
 
 
@@ -60,11 +60,41 @@ def test_lengths(length, block_size):
 
 @pytest.mark.parametrize(
     ("heads", "head_dim"),
-    [((1, 1), 2), ((9, 3), 24), ((7, 1), 64), ((20, 1), 32), ((16, 8), 80), ((2, 2), 128)],
+    [((1, 1), 2), ((9, 3), 24), ((7, 1), 64), ((20, 1), 32), ((16, 8), 80), ((2, 2), 128), ((4, 1), 512)],
 )
 @pytest.mark.parametrize("has_norm", [False, True])
 def test_heads(heads, head_dim, has_norm):
     check(AloneCase(150, heads=heads, head_dim=head_dim, has_norm=has_norm))
+
+
+@pytest.mark.parametrize(
+    "values", [{"value_norm": 1e-6}, {"keys_are_values": True}, {"value_norm": 1e-6, "keys_are_values": True}]
+)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"heads": (7, 1), "head_dim": 80},
+        {"cache_dtype": FLOAT8},
+        {"has_norm": False, "length": (70, 130)},
+    ],
+)
+def test_values_that_are_normed_or_are_keys(values, shape, num_splits, kernels):
+    """Whether one kernel attends them or several do."""
+    case = AloneCase(**({"length": 130} | shape | values))
+    if "cache_dtype" in shape:
+        (out, data), (expected, stored) = case.by_kernel(), case.by_kernel(alone=False)
+        assert torch.equal(data.view(torch.uint8), stored.view(torch.uint8))
+        assert (out - expected).abs().max() < 2**-9 * expected.abs().max()
+        assert (out - case.by_operators()[0]).abs().max() < 0.05
+    else:
+        check(case)
+    assert len(kernels) == (len(case.qkv) <= num_splits)
+
+
+def test_heads_that_do_not_fit_in_registers_have_other_kernels(kernels):
+    check(AloneCase(70, heads=(32, 1), head_dim=512))
+    assert kernels == []
 
 
 @pytest.mark.parametrize("window", [1, 5, 64, 100, 200, 1000])

@@ -8,6 +8,7 @@ from triton_cases import DEVICE, make_case, poisoned_memory, tl, to_device, trit
 
 from octavo.attention.score_options import ScoreOptions
 from octavo.attention.tilings import hopper as hopper_shapes
+from octavo.attention.tilings import portable as portable_shapes
 from octavo.attention.tilings import step_tiles
 from octavo.attention.tilings.hopper import (
     DECODE_SHAPE,
@@ -17,7 +18,13 @@ from octavo.attention.tilings.hopper import (
     PROMPT_SHAPE,
     SHORT_SHAPE,
 )
-from octavo.attention.tilings.portable import TileShape, decode_shape, prefill_shape
+from octavo.attention.tilings.portable import (
+    TileShape,
+    decode_shape,
+    fused_shape,
+    node_shape,
+    prefill_shape,
+)
 from octavo.attention.tilings.step_tiles import decode_tile, prompt_tile
 from octavo.attention.triton.paged_decode import partial_id
 from octavo.attention.triton.step_map import make_step_map
@@ -94,6 +101,44 @@ def test_classes_split_by_query_length():
 def test_few_fat_units_share_their_keys_among_programs():
     assert step_map([1500], [9], prefill=TileShape(64, 16, 4, 2, 4)).prefill.num_parts == 2
     assert step_map([400], [9], prefill=TileShape(64, 16, 4, 2, 4)).prefill.num_parts == 1
+
+
+HOPPER_BYTES, RTX_BYTES = 227 * 1024, 99 * 1024
+
+
+@pytest.fixture(autouse=True)
+def shared_memory(monkeypatch):
+    """A GPU that is not there has as much as a Hopper GPU; set_shared changes it."""
+
+    def set_shared(num_bytes):
+        monkeypatch.setattr(portable_shapes, "shared_bytes", lambda device: num_bytes)
+        for tiling in (decode_shape, prefill_shape, node_shape):
+            monkeypatch.setattr(portable_shapes, tiling.__name__, tiling.__wrapped__)
+
+    set_shared(HOPPER_BYTES)
+    return set_shared
+
+
+@pytest.mark.parametrize("most", [HOPPER_BYTES, RTX_BYTES])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("padded_dim", [64, 128, 256, 512])
+@pytest.mark.parametrize("group", [1, 4, 8, 16, 32])
+def test_programs_fit_the_shared_memory_of_any_gpu(shared_memory, most, dtype, padded_dim, group):
+    """Queries and all stages but one of keys and values; the compiler is asked in test_wide_heads.py."""
+    shared_memory(most)
+    device, product = torch.device("cuda"), torch.float16 if dtype.itemsize == 1 else dtype
+    tilings = (
+        (portable_shapes.decode_shape(group, padded_dim, dtype, device=device), dtype),
+        (portable_shapes.decode_shape(group, padded_dim, dtype, is_alone=True, device=device), dtype),
+        (fused_shape(group, padded_dim, dtype, device), dtype),
+        (portable_shapes.prefill_shape(group, padded_dim, product, device), product),
+        (portable_shapes.node_shape(group, padded_dim, product, device), product),
+    )
+    for tile, kept in tilings:
+        buffers = 2 * (tile.num_stages - 1) * tile.keys * padded_dim * kept.itemsize
+        assert buffers + 2 * tile.rows * padded_dim <= most
+        assert tile.programs_per_multiprocessor >= 1
+        assert tile.rows >= group
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
