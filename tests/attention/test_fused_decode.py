@@ -10,6 +10,7 @@ from fused_decode_cases import AloneCase
 from octavo.attention.cache import FLOAT8
 from octavo.attention.step import fused_decode
 from octavo.kernels.launch import launch
+from octavo.layers.norm import HeadRMSNorm
 from octavo.layers.steps.gpu_step import TritonStep
 
 pytestmark = pytest.mark.skipif(triton_cases.HAS_GPU, reason="test_fused_decode_gpu.py runs it on the GPU")
@@ -90,6 +91,22 @@ def test_values_that_are_normed_or_are_keys(values, shape, num_splits, kernels):
     else:
         check(case)
     assert len(kernels) == (len(case.qkv) <= num_splits)
+
+
+@pytest.mark.parametrize("has_gemvs", [False, True])
+def test_a_layer_reads_the_cache_of_another_one_and_leaves_it_as_it_is(has_gemvs, kernels):
+    """Its projection has query heads only; what they see was stored in the same step."""
+    case = AloneCase((130, 70), heads=(4, 1), head_dim=32)
+    expected, stored = case.by_operators()
+    options = replace(case.options, shares_cache=True, has_gemvs=has_gemvs)
+    weight = case.options.qk_norm.weight[:4].contiguous()
+    options = replace(options, qk_norm=HeadRMSNorm(weight, case.options.qk_norm.eps))
+    step = TritonStep(case.cache, case.metadata, num_heads=4)
+    rotations = torch.stack((case.angles.cos(), case.angles.sin()))
+    out = step.attend(case.qkv[:, : 4 * 32].contiguous(), rotations, options)
+    assert (out - expected).abs().max() < 2e-6
+    assert torch.equal(case.cache.data.nan_to_num(9.0), stored.nan_to_num(9.0))
+    assert kernels == []
 
 
 def test_heads_that_do_not_fit_in_registers_have_other_kernels(kernels):

@@ -5,6 +5,7 @@ A process of its own: where Triton's interpreter is switched on, its compiler is
 
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -35,6 +36,8 @@ from octavo.attention.tilings.hopper import (
 )
 from octavo.attention.triton.kernel_call import Cache, Queries, Score, Shape
 
+# Compute capability: 90 for Hopper. Gluon's kernels are for Hopper only.
+CAPABILITY = int(os.environ.get("COMPILED_CAPABILITY", "90"))
 HEAD_DIM, GROUP, KV_HEADS = 128, 2, 8
 SCORE = Score("fp32", 0, 0.0, None, None, None)
 # An integer that Triton knows nothing about; others are multiples of 16.
@@ -69,7 +72,7 @@ def compiled_kernel(kernel, arguments, source_of=GluonASTSource, **options):
     for i, (name, value) in enumerate(zip(kernel.arg_names, arguments, strict=True)):
         signature[name] = describe(value, (i,))
     source = source_of(kernel, signature, constants, facts)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return triton.compile(source, target=GPUTarget("cuda", CAPABILITY, 32), options=options)
 
 
 def figures_of(compiled):
