@@ -33,6 +33,9 @@ from octavo.attention.tilings.hopper import (
     NODE_SHAPE,
     PROMPT_SHAPE,
     SHORT_SHAPE,
+    WIDE_DECODE_SHAPE,
+    WIDE_DIM,
+    WIDE_SHAPE,
 )
 from octavo.attention.triton.kernel_call import Cache, Queries, Score, Shape
 
@@ -124,10 +127,11 @@ def matrix(keys, block_size):
     return f"tensordesc<bf16{part},{layout!r}>"
 
 
-def shape_of(tile, block_size, *, begins=False):
-    sizes = (GROUP, KV_HEADS, HEAD_DIM, HEAD_DIM, block_size, tile.rows, tile.keys)
-    flags = [False] * 5
-    values = (HEAD_DIM, HEAD_DIM, begins)
+def shape_of(tile, block_size, *, begins=False, windowed=False):
+    head_dim = WIDE_DIM if tile in (WIDE_SHAPE, WIDE_DECODE_SHAPE) else HEAD_DIM
+    sizes = (GROUP, KV_HEADS, head_dim, head_dim, block_size, tile.rows, tile.keys)
+    flags = [windowed, *[False] * 4]
+    values = (head_dim, head_dim, begins)
     return Shape(*(tl.constexpr(value) for value in (*sizes, *flags, *values)))
 
 
@@ -135,18 +139,19 @@ def queries(results):
     return Queries("*bf16", "i32", "i32", "*i32", results, "*fp32")
 
 
-def compile_decode(tile, block_size=128, *, begins=False):
+def compile_decode(tile, block_size=128, **options):
     """Of leaves, which write float32, or of a step without nodes."""
-    is_leaf = tile != DECODE_SHAPE
+    is_leaf = tile not in (DECODE_SHAPE, WIDE_DECODE_SHAPE)
+    score = SCORE._replace(window="i32" if options.get("windowed") else 0)
     matrices = [matrix(tile.keys, block_size)] * 2
     run = Run("*i32", "*i32", "*i32", "*fp32", "*fp32")
     arguments = [
-        *(queries("*fp32"), CACHE, *matrices, PLACES, SCORE, run),
+        *(queries("*fp32"), CACHE, *matrices, PLACES, score, run),
         *(
             "*i32",
             "i32",
             "i32",
-            shape_of(tile, block_size, begins=begins),
+            shape_of(tile, block_size, **options),
             GROUP,
             tile.num_stages,
             False,
@@ -159,17 +164,18 @@ def compile_decode(tile, block_size=128, *, begins=False):
     return compile_kernel(hopper_decode._attend_decode_kernel, arguments, **options)
 
 
-def compile_nodes(tile, gather, block_size=128, *, begins=False):
+def compile_nodes(tile, gather, block_size=128, **options):
     """Of nodes, or of prompts if nothing is gathered."""
+    score = SCORE._replace(window="i32" if options.get("windowed") else 0)
     matrices = [matrix(tile.keys, block_size)] * 2
     arguments = [
         *(queries("*fp32" if gather else "*bf16"), gather, "*i32", VARYING, *matrices),
         *(
             PLACES,
-            SCORE,
+            score,
             "*i32",
             "*i32",
-            shape_of(tile, block_size, begins=begins),
+            shape_of(tile, block_size, **options),
             tile.keys,
             tile.num_stages,
             tile.rows == 64,
@@ -197,6 +203,11 @@ def figures() -> dict[str, dict[str, int]]:
         "decode, short blocks": compile_decode(DECODE_SHAPE, 16),
         "decode from a first key": compile_decode(DECODE_SHAPE, begins=True),
         "prompts from a first key": compile_nodes(PROMPT_SHAPE, None, begins=True),
+        "decode, wide": compile_decode(WIDE_DECODE_SHAPE),
+        "decode, wide, short blocks": compile_decode(WIDE_DECODE_SHAPE, 16, windowed=True),
+        "prompts, wide": compile_nodes(WIDE_SHAPE, None),
+        "prompts, wide, window": compile_nodes(WIDE_SHAPE, None, windowed=True),
+        "nodes, wide, short blocks": compile_nodes(WIDE_SHAPE, gather, 16),
     }
 
 

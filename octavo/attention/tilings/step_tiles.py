@@ -148,15 +148,16 @@ def decode_tile(
         num_sequences: S. A single sequence is split over all programs.
         shares: other kernels read the prefixes that the sequences share.
     """
+    shape = hopper.DECODE_SHAPES.get(head_dim)
     if (
         num_sequences > 1
-        and head_dim == hopper.DECODE_DIM
-        and group <= hopper.DECODE_SHAPE.rows
+        and shape is not None
+        and group <= shape.rows
         and hopper.unsupported_reason(device, dtype, head_dim=head_dim, block_size=block_size) is None
     ):
-        if shares:
+        if shares and shape == hopper.DECODE_SHAPE:
             return hopper.LEAF_SHAPE if num_sequences >= _MANY_LEAVES else hopper.FEW_LEAVES_SHAPE
-        return hopper.DECODE_SHAPE
+        return shape
     return decode_shape(group, padded_head_dim(head_dim), dtype, is_alone=num_sequences == 1, device=device)
 
 
@@ -174,10 +175,14 @@ def prompt_tile(
 
     Args:
         num_rows: query tokens times heads.
-        portable: the tiling for the portable kernel, and for all but short prompts.
+        portable: the tiling for the portable kernel, and for all but short prompts and wide heads.
     """
     reason = hopper.unsupported_reason(device, dtype, head_dim=head_dim, block_size=block_size)
-    return hopper.SHORT_SHAPE if reason is None and hopper.is_short(device, group, num_rows) else portable
+    if reason is not None:
+        return portable
+    if head_dim == hopper.WIDE_DIM:
+        return hopper.WIDE_SHAPE if group <= hopper.WIDE_SHAPE.rows else portable
+    return hopper.SHORT_SHAPE if hopper.is_short(device, group, num_rows) else portable
 
 
 def node_tiles(
@@ -191,6 +196,8 @@ def node_tiles(
     """
     reason = hopper.unsupported_reason(device, dtype, head_dim=head_dim, block_size=block_size)
     if reason is None and group <= hopper.BESIDE_SHAPE.rows:
+        if head_dim == hopper.WIDE_DIM:
+            return hopper.WIDE_SHAPE, hopper.WIDE_SHAPE, False
         return hopper.NODE_SHAPE, hopper.BESIDE_SHAPE, False
     product_dtype = torch.float16 if dtype == FLOAT8 else dtype
     tile = node_shape(group, padded_head_dim(head_dim), product_dtype, device)
