@@ -14,6 +14,8 @@ from octavo.attention.tilings.hopper import (
     NODE_SHAPE,
     PROMPT_SHAPE,
     SHORT_SHAPE,
+    WIDE_DECODE_SHAPE,
+    WIDE_SHAPE,
 )
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
@@ -59,11 +61,18 @@ def figures(compiled):
         ("nodes, window", NODE_SHAPE),
         ("nodes beside, window", BESIDE_SHAPE),
         ("prompts, window", PROMPT_SHAPE),
+        ("decode, wide", WIDE_DECODE_SHAPE),
+        ("decode, wide, short blocks", WIDE_DECODE_SHAPE),
+        ("prompts, wide", WIDE_SHAPE),
+        ("prompts, wide, window", WIDE_SHAPE),
+        ("nodes, wide, short blocks", WIDE_SHAPE),
     ],
 )
 def test_a_kernel_keeps_its_registers_and_as_many_programs_fit_as_are_meant_to(figures, kernel, tile):
     used = figures[kernel]
-    assert used["stack"] == 0, "registers are spilled to memory"
+    # Two numbers of an item wait there while its tiles are attended.
+    most = 8 if tile == WIDE_SHAPE else 0
+    assert used["stack"] <= most, "registers are spilled to memory"
     assert used["registers"] <= tile.max_registers
     programs = tile.programs_per_multiprocessor
     assert programs * (used["shared"] + RESERVED_BYTES) <= SHARED_BYTES

@@ -96,7 +96,7 @@ class DeviceForest:
         self.block_size = block_size
         self.window = window
         self._group = group = num_heads // num_kv_heads
-        self.thin_shape = thin or decode_shape(group, padded_head_dim(head_dim), dtype)
+        self.thin_shape = thin or decode_shape(group, padded_head_dim(head_dim), dtype, device=self.device)
         if fat is None:
             *fat_tiles, has_thin_units = node_tiles(self.device, group, head_dim, dtype, block_size)
         else:
