@@ -15,7 +15,6 @@ from torch import Tensor
 
 from octavo.errors import InvalidArgumentError, OutOfMemoryError
 from octavo.kernels.copies import to_device
-from octavo.kv.cache_layers import CacheLayer
 
 FLOAT8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FLOAT8).max
@@ -118,9 +117,8 @@ class KVCache:
         return cls(data, scales[..., :num_kv_heads])
 
     @classmethod
-    def of_layers(cls, layers: Sequence[CacheLayer], **options: Any) -> "KVCache":
-        """Allocate a cache for layers of several sizes; options and errors as for allocate."""
-        shapes = [(layer.num_kv_heads, layer.head_dim) for layer in layers]
+    def of_layers(cls, shapes: Sequence[tuple[int, int]], **options: Any) -> "KVCache":
+        """Allocate a cache for layers of so many kv heads of such dimensions; the rest as for allocate."""
         kinds = list(dict.fromkeys(shapes))
         first, *others = (
             cls.allocate(num_layers=shapes.count(kind), num_kv_heads=kind[0], head_dim=kind[1], **options)

@@ -16,3 +16,8 @@ class CacheLayer:
     num_kv_heads: int
     head_dim: int
     window: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """KH and D."""
+        return self.num_kv_heads, self.head_dim

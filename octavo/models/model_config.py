@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from octavo.errors import ConfigError, FileFormatError, UnsupportedModelError
+from octavo.errors import ConfigError, UnsupportedModelError
 from octavo.kernels.clamped_swiglu import LIMIT, NAME, SLOPE
 from octavo.kv.cache_layers import CacheLayer
 from octavo.layers import RopeConfig

@@ -224,9 +224,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma4TextConfig",
         GEMMA4
         | rope(
-            dict.fromkeys(
-                ("full_attention", "sliding_attention"), {"rope_type": "default", "rope_theta": 1e4}
-            )
+            {
+                "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            }
         ),
     ),
     "gemma4-unified": ("Gemma4UnifiedTextConfig", GEMMA4_UNIFIED),

@@ -57,7 +57,8 @@ class PagedSequences:
 
     def __init__(self, decoder: Decoder, *, block_size: int, num_blocks: int = 64, seed: int = 0) -> None:
         self.decoder = decoder
-        self.cache = KVCache.of_layers(decoder.cache_layers, num_blocks=num_blocks, block_size=block_size)
+        shapes = [layer.shape for layer in decoder.cache_layers]
+        self.cache = KVCache.of_layers(shapes, num_blocks=num_blocks, block_size=block_size)
         # What was never stored must never be read.
         for cache in (self.cache, *self.cache.others):
             cache.data.fill_(float("nan"))

@@ -81,7 +81,7 @@ class OperatorStep:
 
 
 def values_of(heads: Tensor, num_kv_heads: int, options: LayerOptions) -> Tensor:
-    """Return the values [T, KH, D] that a layer stores, given its heads [T, .., D] before norm and rotation."""
+    """Return the values [T, KH, D] that a layer stores, of its heads [T, .., D] before norm and rotation."""
     v = heads[:, heads.shape[1] - num_kv_heads :]
     if options.keys_are_values:
         v = v.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
