@@ -4,12 +4,14 @@
 |---|---|
 | page a cache for your own model loop | `PagedSequences` |
 | schedule an engine | `KVCacheManager`, `SequenceBlocks` |
+| keep windows, or heads of several shapes, in one arena | `CacheLayer`, `plan_layout` |
 | feed an attention kernel | `BlockTables`, `slot_mapping`, `last_position`, `next_position` |
 | look inside | `KVStats`, `BlockPool`, `PrefixTree` |
 """
 
 from octavo.kv.block_pool import BlockPool
 from octavo.kv.block_tables import BlockTables
+from octavo.kv.cache_layout import CacheGroup, CacheLayer, CacheLayout, plan_layout
 from octavo.kv.cache_stats import KVStats
 from octavo.kv.manager import KVCacheManager
 from octavo.kv.paged_sequences import Extension, PagedSequences
@@ -22,6 +24,9 @@ __all__ = [
     "BlockKey",
     "BlockPool",
     "BlockTables",
+    "CacheGroup",
+    "CacheLayer",
+    "CacheLayout",
     "Extension",
     "KVCacheManager",
     "KVStats",
@@ -32,5 +37,6 @@ __all__ = [
     "last_position",
     "next_position",
     "num_blocks_for",
+    "plan_layout",
     "slot_mapping",
 ]

@@ -12,8 +12,8 @@ class BlockPool:
         free (never hashed, reused first)     cached (ref 0, can be hit, LRU)     referenced (ref > 0)
 
     Cached blocks that someone asked to keep are evicted after the others; beyond `max_kept` of them, the
-    least recently used one becomes like the others. Every operation is O(1) per block. The caller of
-    `release` decides whether a block is cached.
+    least recently used one becomes like the others. Cold ones are evicted before the others. Every operation
+    is O(1) per block. The caller of `release` decides whether a block is cached.
 
     Args:
         num_blocks: N.
@@ -33,7 +33,8 @@ class BlockPool:
         self.num_shared = 0
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
-        # The other cached blocks, which are evicted last.
+        # The other cached blocks, which are evicted first and last.
+        self._cold: OrderedDict[int, None] = OrderedDict()
         self._kept: OrderedDict[int, None] = OrderedDict()
         self.to_keep: set[int] = set()
 
@@ -45,7 +46,7 @@ class BlockPool:
     @property
     def num_cached(self) -> int:
         """Blocks without a reference whose contents can still be hit."""
-        return len(self._cached) + len(self._kept)
+        return len(self._cold) + len(self._cached) + len(self._kept)
 
     @property
     def num_kept(self) -> int:
@@ -65,7 +66,7 @@ class BlockPool:
     @property
     def cached_ids(self) -> list[int]:
         """Ids of the cached blocks, in the order of eviction."""
-        return [*self._cached, *self._kept]
+        return [*self._cold, *self._cached, *self._kept]
 
     def states(self, step: int, end: int | None = None) -> list[int]:
         """Return [ceil(end / step)] reference counts of blocks 0, step, 2 step, ...; -1 for free ones.
@@ -126,12 +127,13 @@ class BlockPool:
             else:
                 self.retain(block_id)
 
-    def release(self, block_id: int, *, cached: bool) -> None:
+    def release(self, block_id: int, *, cached: bool, cold: bool = False) -> None:
         """Remove a reference; with the last one, the block becomes cached or free.
 
         Args:
             block_id: a referenced block.
             cached: whether its contents can still be hit after the last reference is gone.
+            cold: if it is cached then, it is evicted before others.
 
         Raises:
             InvalidArgumentError: there is no such block, or it has no reference.
@@ -142,7 +144,10 @@ class BlockPool:
             raise InvalidArgumentError(f"block {block_id} has no reference to release; was it freed twice?")
         self.ref_counts[block_id] = count - 1
         self.num_shared -= count == 2
-        if count == 1 and cached:
+        if count == 1 and cached and cold:
+            self.to_keep.discard(block_id)
+            self._cold[block_id] = None
+        elif count == 1 and cached:
             self._cache(block_id)
         elif count == 1:
             self.to_keep.discard(block_id)
@@ -170,7 +175,7 @@ class BlockPool:
         self._free.append(block_id)
 
     def _is_cached(self, block_id: int) -> bool:
-        return block_id in self._cached or block_id in self._kept
+        return block_id in self._cached or block_id in self._kept or block_id in self._cold
 
     def _cache(self, block_id: int) -> None:
         if block_id not in self.to_keep:
@@ -183,10 +188,11 @@ class BlockPool:
             self._cached[oldest] = None
 
     def _uncache(self, block_id: int) -> None:
-        del (self._kept if block_id in self._kept else self._cached)[block_id]
+        tiers = (self._cached, self._kept, self._cold)
+        del next(tier for tier in tiers if block_id in tier)[block_id]
 
     def _pop_cached(self) -> int:
-        block_id, _ = (self._cached or self._kept).popitem(last=False)
+        block_id, _ = (self._cold or self._cached or self._kept).popitem(last=False)
         self.to_keep.discard(block_id)
         return block_id
 

@@ -19,9 +19,11 @@ class KVStats:
         reserved_unfilled_tokens: fragmentation: slots of referenced blocks that hold no token yet.
         prefix_query_tokens: tokens that prefix lookups could have found, repeated lookups included.
         prefix_hit_tokens: tokens that they found.
+        prefix_lost_tokens: tokens that layers with all keys had besides, but not the windows behind them.
         num_evictions: cached blocks lost to new allocations.
-        block_size: tokens per block.
-        bytes_per_block: keys and values of one block, all layers; 0 if the manager does not know it.
+        block_size: tokens per block; in a cache of several groups, those that a page holds of layers with
+            all keys.
+        bytes_per_block: keys and values of one block or page; 0 if the manager does not know it.
     """
 
     num_blocks: int
@@ -32,6 +34,7 @@ class KVStats:
     reserved_unfilled_tokens: int
     prefix_query_tokens: int
     prefix_hit_tokens: int
+    prefix_lost_tokens: int
     num_evictions: int
     block_size: int
     bytes_per_block: int

@@ -3,34 +3,39 @@
 from collections import Counter
 from collections.abc import Collection
 
-from octavo.kv.block_pool import BlockPool
+from octavo.kv.block_store import BlockStore
 from octavo.kv.prefix_tree import ROOT, PrefixTree
-from octavo.kv.sequence_blocks import SequenceBlocks
+from octavo.kv.sequence_blocks import GONE, SequenceBlocks
 
 
-def check_pool(pool: BlockPool, tree: PrefixTree) -> None:
-    """Assert that free + cached + referenced == total, each block in one place, cached iff registered."""
+def check_pool(store: BlockStore) -> None:
+    """Assert that free + cached + referenced == total, each page in one place, cached iff registered."""
+    store.check_invariants()
+    pool, registered = store.pool, store.registered_pages
     free, cached = set(pool.free_ids), set(pool.cached_ids)
     referenced = {block_id for block_id, count in enumerate(pool.ref_counts) if count}
     assert all(count >= 0 for count in pool.ref_counts), "a reference count is negative"
     assert len(free) == pool.num_free, "a block is free twice"
     assert len(free) + len(cached) + len(referenced) == pool.num_blocks, "blocks are lost or counted twice"
     assert free | cached | referenced == set(range(pool.num_blocks)), "a block is in no place"
-    assert all(block_id in tree for block_id in cached), "a cached block cannot be hit"
-    assert not any(block_id in tree for block_id in free), "a free block can be hit"
+    assert cached <= registered, "a cached block cannot be hit"
+    assert not free & registered, "a free block can be hit"
     assert pool.num_kept == len(cached & pool.to_keep) <= pool.max_kept, "other blocks are kept than may be"
     assert not free & pool.to_keep, "a free block is kept"
     assert pool.num_shared == sum(count > 1 for count in pool.ref_counts), "num_shared is off"
 
 
-def check_sequences(pool: BlockPool, tree: PrefixTree, sequences: Collection[SequenceBlocks]) -> None:
+def check_sequences(store: BlockStore, sequences: Collection[SequenceBlocks]) -> None:
     """Assert that references equal table entries and that nobody can write a block that others read."""
-    uses = Counter(block_id for sequence in sequences for block_id in sequence.block_ids)
-    assert dict(uses) == {block_id: count for block_id, count in enumerate(pool.ref_counts) if count}, (
+    uses = Counter(page for sequence in sequences for page in store.held_pages(sequence))
+    assert dict(uses) == {page: count for page, count in enumerate(store.pool.ref_counts) if count}, (
         "reference counts differ from the live block tables"
     )
+    writers = Counter[int]()
     for sequence in sequences:
-        _check_sequence(pool, tree, sequence)
+        _check_sequence(store, sequence)
+        writers.update(sequence.block_ids[sequence.num_filled_tokens // sequence.block_size :])
+    assert all(count == 1 for count in writers.values()), "two sequences may write one block"
 
 
 def check_prefixes(tree: PrefixTree, sequences: Collection[SequenceBlocks]) -> None:
@@ -44,12 +49,21 @@ def check_prefixes(tree: PrefixTree, sequences: Collection[SequenceBlocks]) -> N
             assert found == parent_id, f"committed block {parent_id} is not registered where it should be"
 
 
-def _check_sequence(pool: BlockPool, tree: PrefixTree, sequence: SequenceBlocks) -> None:
+def _check_sequence(store: BlockStore, sequence: SequenceBlocks) -> None:
     ids = sequence.block_ids
     num_full = sequence.num_filled_tokens // sequence.block_size
     assert len(set(ids)) == len(ids), f"a block is twice in one sequence: {ids}"
     assert sequence.num_committed <= num_full, "a block is committed before it is full"
     assert sequence.num_filled_tokens <= sequence.capacity, "tokens without a slot"
     for block_id in ids[num_full:]:
-        assert pool.ref_counts[block_id] == 1, f"block {block_id} is writable, yet shared"
-        assert block_id not in tree, f"block {block_id} is writable, yet can be hit"
+        assert store.is_writable(block_id), f"block {block_id} is writable, yet shared, or can be hit"
+    for group, window in enumerate(sequence.windows, start=1):
+        needed = window.first_seen(sequence.num_filled_tokens, sequence.block_size)
+        assert window.num_gone <= needed, "a block is gone that the next token sees"
+        assert all(block_id == GONE for block_id in window.block_ids[: window.num_gone]), "gone, yet there"
+        assert GONE not in window.held, "a block is gone in the middle"
+        assert len(set(window.held)) == len(window.held), f"a block is twice in one window: {window}"
+        for block_id in window.block_ids[max(num_full, window.num_gone) :]:
+            page = store.page(block_id, group)
+            assert store.pool.ref_counts[page] == 1, f"page {page} is writable, yet shared"
+            assert page not in store.registered_pages, f"page {page} is writable, yet can be hit"

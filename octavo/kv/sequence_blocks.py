@@ -38,6 +38,38 @@ def _block_key(hash_block: BlockHash, parent_digest: bytes, content: bytes) -> B
     return BlockKey(hash_block(parent_digest, content), content)
 
 
+GONE = -1
+"""Stands in a group's list for a block that no token sees any more."""
+
+
+@dataclass(slots=True, eq=False)
+class WindowBlocks:
+    """A sequence's blocks in one group of layers behind the first.
+
+    Attributes:
+        window: tokens that its layers see; None: all.
+        block_ids: as far as tokens were computed, a block for each of the first group's; GONE for those
+            that were given back, which are the first ones. Otherwise the list changes as the first group's.
+        num_gone: how many were given back.
+    """
+
+    window: int | None
+    block_ids: list[int] = field(default_factory=list)
+    num_gone: int = 0
+
+    @property
+    def held(self) -> list[int]:
+        """The blocks that were not given back."""
+        return self.block_ids[self.num_gone :]
+
+    def first_seen(self, num_tokens: int, block_size: int) -> int:
+        """Return the first block that is needed behind `num_tokens` tokens.
+
+        The last of them counts as one that may be computed again, as a fork does.
+        """
+        return 0 if self.window is None else max(0, num_tokens - self.window) // block_size
+
+
 @dataclass(slots=True, eq=False)
 class SequenceBlocks:
     """The blocks of one sequence. Made and changed by `KVCacheManager`; read by everyone else.
@@ -60,6 +92,9 @@ class SequenceBlocks:
         num_filled_tokens: leading tokens that are in the cache (matched, forked or committed), or will be
             when what was published is computed.
         block_keys: keys of the leading full blocks that are hashed so far.
+        windows: its blocks in the groups of layers behind the first.
+        branches: numbers of leading blocks that others may continue: those that were known when it began,
+            and those of its tokens then.
     """
 
     block_size: int
@@ -70,11 +105,25 @@ class SequenceBlocks:
     num_committed: int = 0
     num_filled_tokens: int = 0
     block_keys: list[BlockKey] = field(default_factory=list)
+    windows: tuple[WindowBlocks, ...] = ()
+    branches: tuple[int, ...] = ()
 
     @property
     def capacity(self) -> int:
-        """Tokens that fit into its blocks."""
+        """Tokens that fit into its blocks of the first group."""
         return len(self.block_ids) * self.block_size
+
+    @property
+    def reach(self) -> int:
+        """Tokens that fit into the blocks of all groups."""
+        num_blocks = min((len(window.block_ids) for window in self.windows), default=len(self.block_ids))
+        return min(num_blocks, len(self.block_ids)) * self.block_size
+
+    def sees_window(self, num_tokens: int) -> bool:
+        """Return whether it has all that the token behind the first `num_tokens` sees."""
+        return all(
+            window.num_gone <= window.first_seen(num_tokens, self.block_size) for window in self.windows
+        )
 
     def grows_in_its_last_block(self, num_tokens: int) -> bool:
         """Return whether `num_tokens`, at least those filled now, fit the blocks without filling another."""
@@ -158,6 +207,9 @@ class SequenceBlocks:
     def clear(self) -> None:
         """Forget everything but the salt."""
         self.block_ids = []
+        for window in self.windows:
+            window.block_ids, window.num_gone = [], 0
+        self.branches = ()
         self.block_keys = []
         self.num_committed = 0
         self.num_filled_tokens = 0
