@@ -1,4 +1,4 @@
-"""Text models inside checkpoints that also read images: exact against transformers, in all layouts of names."""
+"""Text models inside checkpoints that also read images: exact against transformers, by any names."""
 
 import json
 from pathlib import Path
@@ -200,7 +200,7 @@ def test_a_tensor_under_two_names_and_an_unknown_one_are_refused(tmp_path: Path)
 
 
 def test_text_models_quantised_by_a_tool_are_read(tmp_path: Path) -> None:
-    """Towers stay as they are, whatever types their tensors have; float8 with one scale, as Mistral writes."""
+    """Towers stay as they are, of whatever types; a matrix in float8 has one scale, as Mistral writes it."""
     model = make_model("mistral3-untied")
     tensors = save(model, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
