@@ -139,7 +139,7 @@ def names_expert_parallel(experts: ExpertsConfig, parallel: TensorParallel) -> I
 
 
 def _layers(fields: ConfigFields, family: ExpertFamily, num_layers: int) -> tuple[bool, ...]:
-    if family.dense_rule == "none":
+    if family.dense_rule in ("none", "all_or_none"):
         return (True,) * num_layers
     if family.dense_rule == "first_k_dense_replace":
         num_dense = fields.integer("first_k_dense_replace", 0, minimum=0)

@@ -199,6 +199,8 @@ def read_layer_types(fields: ConfigFields, family: Family, num_layers: int) -> l
     value = fields.get("layer_types")
     if value is None:
         return names
+    if isinstance(value, list):
+        value = ["full_attention" if name == "attention" else name for name in value]
     if not isinstance(value, list) or len(value) != num_layers:
         raise fields.error("layer_types", f"a list of {num_layers} names, one per layer", value)
     for name in value:
@@ -286,6 +288,9 @@ def _slides_by_pattern(fields: ConfigFields, index: int) -> bool:
 
 def _has_rope(fields: ConfigFields, family: Family, index: int) -> bool:
     """Return whether a layer rotates queries and keys: no_rope_layers has 1 for layers that do."""
+    if family.rope_key is not None:
+        fields.require_one_of(family.rope_key, ("rope", "nope", None))
+        return fields.get(family.rope_key) == "rope"
     if not family.has_nope_layers:
         return True
     value = fields.get("no_rope_layers")

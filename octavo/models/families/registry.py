@@ -49,7 +49,6 @@ _MISSING: Mapping[str, str] = MappingProxyType(
                 "images are not; a checkpoint of the text model alone is, where its family is listed",
                 "LlavaNextForConditionalGeneration MllamaForConditionalGeneration Phi4MMForCausalLM",
             ),
-            ("experts with factors of residual sums are not", "GraniteMoeForCausalLM"),
         )
         for name in names.split()
     }
