@@ -188,5 +188,9 @@ def _check_deterministic(config: ModelConfig, quantization: str, parallel: Tenso
 
 
 def _ropes(config: ModelConfig, max_model_len: int, device: torch.device) -> tuple[Rotary, ...]:
-    tables = (inverse_frequencies(rope, config.rotary_dim, max_model_len) for rope in config.ropes)
-    return tuple(Rotary(frequencies.to(device), factor, config.head_dim) for frequencies, factor in tables)
+    ropes = []
+    for rope in config.ropes:
+        frequencies, factor = inverse_frequencies(rope, config.rotary_dim, max_model_len)
+        growth = (rope.query_growth, rope.original_max_positions) if rope.query_growth else None
+        ropes.append(Rotary(frequencies.to(device), factor, config.head_dim, growth))
+    return tuple(ropes)

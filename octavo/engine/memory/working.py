@@ -133,8 +133,8 @@ def _bytes_per_token(share: ModelConfig, itemsize: int) -> int:
     feed_forward = itemsize * 3 * share.intermediate_size
     if share.experts is not None:
         feed_forward = max(feed_forward, _expert_bytes_per_token(share, share.experts, itemsize))
-    # Cosines and sines for each rope.
-    rotations = len(share.ropes) * share.head_dim * _FLOAT32
+    # Cosines and sines for each rope; queries that grow have their own.
+    rotations = sum(2 if rope.query_growth else 1 for rope in share.ropes) * share.head_dim * _FLOAT32
     # The residual stream, and a block's output before it is added, or the normalised stream.
     return 2 * itemsize * share.hidden_size + rotations + max(attention, feed_forward)
 

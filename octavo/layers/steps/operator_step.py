@@ -7,7 +7,7 @@ from torch import Tensor
 
 from octavo.attention import AttentionMetadata, KVCache, paged_attention, store_kv
 from octavo.layers.layer_options import LayerOptions
-from octavo.layers.rotary import Rotary, rotate_
+from octavo.layers.rotary import Rotary, rotate_, rotated_heads
 
 
 class AttentionStep(Protocol):
@@ -59,7 +59,8 @@ class OperatorStep:
         q_and_k = heads[:, : self.num_heads + num_kv_heads]
         if options.qk_norm is not None:
             options.qk_norm.apply_(q_and_k)
-        rotate_(q_and_k, rotations)
+        for first, number, turns in rotated_heads(rotations, self.num_heads, num_kv_heads):
+            rotate_(heads[:, first : first + number], turns)
         q, k, v = heads.split((self.num_heads, num_kv_heads, num_kv_heads), 1)
         store_kv(k, v, cache, self.metadata.slot_mapping, impl=self.impl)
         out = paged_attention(

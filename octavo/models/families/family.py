@@ -79,6 +79,7 @@ class Family:
         has_local_rope: sliding layers have rotary frequencies of their own.
         rope_key: key that says "rope" where layers rotate queries and keys; None: there is none.
         dense_size_key: key of the width of a feed-forward without experts.
+        has_query_growth: queries may grow with their position (llama_4_scaling_beta).
         has_nope_layers: some layers do not rotate queries and keys (no_rope_layers).
         has_nope_full_layers: in a network with windows, layers without one do not rotate.
         has_partial_rotary: config.json may rotate only a part of each head (partial_rotary_factor).
@@ -110,6 +111,7 @@ class Family:
     has_local_rope: bool = False
     rope_key: str | None = None
     dense_size_key: str = "intermediate_size"
+    has_query_growth: bool = False
     has_nope_layers: bool = False
     has_nope_full_layers: bool = False
     has_partial_rotary: bool = False

@@ -1,6 +1,7 @@
 """What a config.json says of each layer: its window, and its rotary frequencies in all spellings."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import get_args
 
 from octavo.errors import FileFormatError, UnsupportedModelError, suggest
@@ -11,6 +12,8 @@ from octavo.models.families.family import Family
 
 _DEFAULT_THETA = 10_000.0
 _PARTIAL = "partial_rotary_factor"
+# Ministral 3's; the second only repeats a field of the whole config.
+_GROWTH = ("llama_4_scaling_beta", "max_position_embeddings")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 # "finetuned" is a remark that early YaRN checkpoints carry.
 _KNOWN_KEYS = words(
@@ -35,15 +38,20 @@ def read_ropes(fields: ConfigFields, family: Family, rotary_dim: int) -> dict[st
         UnsupportedModelError: a type or key that Octavo does not have.
         FileFormatError: a value is malformed.
     """
-    parameters = _rope_parameters(fields, family)
-    if family.has_partial_rotary:
-        parameters = {name: value for name, value in parameters.items() if name != _PARTIAL}
+    found = _rope_parameters(fields, family)
+    read = {_PARTIAL: family.has_partial_rotary, **dict.fromkeys(_GROWTH, family.has_query_growth)}
+    parameters = {name: value for name, value in found.items() if not read.get(name)}
     nested = {name: parameters[name] for name in _LAYER_TYPES if name in parameters}
     if nested and len(nested) != len(parameters):
         raise fields.error("rope_parameters", "one object, or one per layer type", parameters)
     full = nested.get("full_attention") if nested else parameters
     theta = fields.number("rope_theta", _DEFAULT_THETA, minimum=1.0)
     ropes = {"full_attention": _read_rope(fields, full, theta, rotary_dim)}
+    if family.has_query_growth and found.get(_GROWTH[0]) is not None:
+        inner = ConfigFields(found, {}, where=f"{fields.where}: rope_parameters")
+        period = inner.integer("original_max_position_embeddings")
+        growth = {"query_growth": inner.number(_GROWTH[0]), "original_max_positions": period}
+        ropes["full_attention"] = replace(ropes["full_attention"], **growth)
     ropes["sliding_attention"] = ropes["full_attention"]
     if family.has_local_rope:
         theta = fields.number("rope_local_base_freq", theta, minimum=1.0)
