@@ -124,7 +124,7 @@ def _architecture(model: ModelConfig) -> Rows:
 
 
 def _heads(model: ModelConfig) -> str:
-    """Say what heads layers have, those of equal layers once, and how many layers have no cache of their own."""
+    """Say what heads layers have, those of equal layers once, and how many layers keep no keys."""
     kinds = dict.fromkeys(layer.shape for layer in model.cache_layers)
     heads = ", ".join(f"{model.num_heads} / {number} x {head_dim}" for number, head_dim in kinds)
     num_shared = model.num_layers - len(model.cache_layers)

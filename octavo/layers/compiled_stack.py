@@ -31,7 +31,7 @@ class StackStep(ctypes.Structure):
     """Step of stack.c. The caller keeps alive what it points to."""
 
     _fields_ = [
-        *((name, _POINTER) for name in ("rotations", "plan")),
+        *((name, _POINTER) for name in ("query_rotations", "key_rotations", "plan")),
         ("attend", AttendCall),
         ("store", StoreCall),
         *((name, _POINTER) for name in ("keys", "values")),

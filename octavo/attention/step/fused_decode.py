@@ -126,6 +126,7 @@ def attend_fused(
     *,
     norm_weight: Tensor | None = None,
     eps: float = 0.0,
+    query_angles: int = 0,
 ) -> Tensor:
     """Return what rotate_and_store and then attention return, [S, H, D], of the last tokens of sequences.
 
@@ -136,7 +137,7 @@ def attend_fused(
         cos, sin: [S, D / 2 or more] float32, last dimension contiguous, with the same strides.
         options: of the scores, without slopes.
         work: for such layers; see there.
-        norm_weight, eps: see rotate_and_store.
+        norm_weight, eps, query_angles: see rotate_and_store.
     """
     _, block_size, num_kv_heads, head_dim = cache.k.shape
     num_sequences, num_heads = qkv.shape[0], qkv.shape[1] // head_dim - 2 * num_kv_heads
@@ -149,7 +150,9 @@ def attend_fused(
         (work.num_programs,),
         queries=call.queries, cache=call.cache, score=call.score,
         step=Step(metadata.positions, metadata.seq_lens, metadata.slot_mapping),
-        rotation=Rotation(cos, sin, cos.stride(0), cos if norm_weight is None else norm_weight, eps),
+        rotation=Rotation(
+            cos, sin, cos.stride(0), query_angles, cos if norm_weight is None else norm_weight, eps
+        ),
         pieces=Pieces(work.arrivals, work.partial_out, work.partial_lse), sinks=options.sinks,
         block_size=block_size, num_sequences=num_sequences, shape=call.shape(tile), SPLITS=work.num_splits,
         SEQUENCES=1 if num_sequences == 1 else _MOST_SEQUENCES,

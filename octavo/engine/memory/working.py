@@ -136,8 +136,9 @@ def _bytes_per_token(share: ModelConfig, itemsize: int) -> int:
     if share.experts is not None and share.experts.is_beside_dense:
         # The feed-forward's result waits for that of the experts, and the router has a norm of its own.
         feed_forward += 2 * itemsize * share.hidden_size
-    # Cosines and sines for each rope.
-    rotations = sum(share.rope_head_dims) * _FLOAT32
+    # Cosines and sines for each rope; queries that grow have their own.
+    tables = zip(share.ropes, share.rope_head_dims, strict=True)
+    rotations = sum((2 if rope.query_growth else 1) * head_dim for rope, head_dim in tables) * _FLOAT32
     # All layers' own inputs, and while they are made, what is projected to them and its norm.
     inputs = 3 * itemsize * share.num_layers * share.layer_input_size
     # The residual stream, and a block's output before it is added, or the normalised stream.

@@ -21,7 +21,7 @@ from octavo.attention.torch_paged import host_plan
 from octavo.errors import InvalidArgumentError
 from octavo.layers.compiled_stack import LayerStack, StackStep
 from octavo.layers.layer_options import LayerOptions
-from octavo.layers.rotary import Rotary
+from octavo.layers.rotary import Rotary, rotated_heads
 
 
 def unsupported_reason(kv_cache: KVCache, impl: str, dtype: torch.dtype) -> str | None:
@@ -111,9 +111,11 @@ class CpuStep:
         num_rotated = self._num_heads + self._num_kv_heads
         if options.qk_norm is not None:
             options.qk_norm.apply_(qkv.view(num_tokens, -1, self._head_dim)[:, :num_rotated])
-        library.octavo_rotate(
-            base, rotations.data_ptr(), num_tokens, num_rotated, self._head_dim, self._width, threads
-        )
+        for first, number, turns in rotated_heads(rotations, self._num_heads, self._num_kv_heads):
+            at = base + first * self._head_dim * 4
+            library.octavo_rotate(
+                at, turns.data_ptr(), num_tokens, number, self._head_dim, self._width, threads
+            )
         keys = self._data.data_ptr() + options.layer * self._layer_bytes
         store.k = base + self._num_heads * self._head_dim * 4
         store.v = base + num_rotated * self._head_dim * 4
@@ -141,15 +143,20 @@ class CpuStep:
             OutOfMemoryError: there is none for the layers' buffers.
         """
         self._check_slots(self._library.octavo_bad_slot(self._store))
-        addresses = (ctypes.c_void_p * len(rotations))(*(each.data_ptr() for each in rotations))
-        keys = self._data.data_ptr()
+        heads = self._num_heads, self._num_kv_heads
+        # The first are the queries', the last are the keys'.
+        turns = [rotated_heads(each, *heads) for each in rotations]
+        queries, keys = ([each[index][2].data_ptr() for each in turns] for index in (0, -1))
+        addresses = (ctypes.c_void_p * (2 * len(rotations)))(*queries, *keys)
+        first_layer = self._data.data_ptr()
         step = StackStep(
             ctypes.addressof(addresses),
+            ctypes.addressof(addresses) + len(rotations) * ctypes.sizeof(ctypes.c_void_p),
             ctypes.addressof(self._plan),
             self._attend,
             self._store,
-            keys,
-            keys + self._value_bytes,
+            first_layer,
+            first_layer + self._value_bytes,
             self._layer_bytes,
         )
         check_status(stack(hidden, step), self._plan, step.attend)

@@ -23,7 +23,8 @@ typedef struct {
 
 // What a step's layers have in common. For an attention call, a layer fills in its own pointers and options.
 typedef struct {
-    const float *const *rotations;             // of each rope: [T, D]
+    const float *const *query_rotations;       // of each rope: [T, D]
+    const float *const *key_rotations;
     Plan *plan;
     Call attend;
     Store store;
@@ -66,12 +67,13 @@ static void norm_and_project(Team *team, const Linear *linear, const float *norm
 
 static void rotate_and_store(Team *team, const Layer *layer, const Step *step, const Store *store, float *qkv,
                              int64_t rows) {
-    int64_t dim = store->head_dim, heads = step->attend.num_heads + store->num_kv_heads;
+    int64_t dim = store->head_dim, queries = step->attend.num_heads, heads = queries + store->num_kv_heads;
     TEAM_FOR(team, t, rows) {
         float *row = qkv + t * store->k_token;
         for (int64_t h = 0; layer->head_norm && h < heads; h++)
             octavo_norm_row(row + h * dim, NULL, layer->head_norm + h * dim, row + h * dim, dim, layer->head_eps);
-        octavo_rotate_token(row, step->rotations[layer->rope] + t * dim, heads, dim);
+        octavo_rotate_token(row, step->query_rotations[layer->rope] + t * dim, queries, dim);
+        octavo_rotate_token(row + queries * dim, step->key_rotations[layer->rope] + t * dim, heads - queries, dim);
         octavo_store_token(store, t);
     }
     team_wait(team);
