@@ -114,13 +114,21 @@ def _architecture(model: ModelConfig) -> Rows:
         ("architecture", model.architecture),
         ("layers", str(model.num_layers)),
         ("hidden size", str(model.hidden_size)),
-        ("attention heads / kv heads x dim", f"{model.num_heads} / {model.num_kv_heads} x {model.head_dim}"),
+        ("attention heads / kv heads x dim", _heads(model)),
         *feed_forward,
         ("vocabulary", str(model.vocab_size)),
         ("context", f"{model.max_position_embeddings} tokens"),
         ("sliding windows", ", ".join(map(str, windows)) or "none"),
         ("tied embeddings", "yes" if model.tie_word_embeddings else "no"),
     ]
+
+
+def _heads(model: ModelConfig) -> str:
+    """Say what heads layers have, those of equal layers once, and how many layers keep no keys."""
+    kinds = dict.fromkeys(layer.shape for layer in model.cache_layers)
+    heads = ", ".join(f"{model.num_heads} / {number} x {head_dim}" for number, head_dim in kinds)
+    num_shared = model.num_layers - len(model.cache_layers)
+    return heads + (f"; {num_shared} layers read the cache of another" if num_shared else "")
 
 
 def _experts(model: ModelConfig, experts: ExpertsConfig) -> Rows:
@@ -130,7 +138,9 @@ def _experts(model: ModelConfig, experts: ExpertsConfig) -> Rows:
         ("experts of a token", str(experts.num_chosen)),
         ("active parameters of a token", f"{num_active_parameters(model) / 1e6:,.1f} M"),
     ]
-    if num_layers < model.num_layers:
+    if experts.is_beside_dense:
+        rows.append(("feed-forward size beside experts", str(model.intermediate_size)))
+    elif num_layers < model.num_layers:
         rows.append(("feed-forward size of the other layers", str(model.intermediate_size)))
     return rows
 

@@ -147,7 +147,7 @@ def _allocate_kv_cache(decoder: Decoder, plan: ExecutionPlan) -> KVCache:
         check_kv_scales(decoder.kv_scales, decoder.config)
         for index, (k_scale, v_scale) in enumerate(decoder.kv_scales):
             layer = cache.layer(index)
-            assert layer.k_scale is not None and layer.v_scale is not None, "a float8 cache has scales"
-            layer.k_scale.copy_(k_scale[: len(layer.k_scale)])
-            layer.v_scale.copy_(v_scale[: len(layer.v_scale)])
+            for own, found in ((layer.k_scale, k_scale), (layer.v_scale, v_scale)):
+                assert own is not None, "a float8 cache has scales"
+                own.copy_(found[: len(own)])
     return cache

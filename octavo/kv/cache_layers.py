@@ -18,7 +18,7 @@ class CacheLayer:
     window: int | None = None
 
     @property
-    def heads(self) -> tuple[int, int]:
+    def shape(self) -> tuple[int, int]:
         """KH and D."""
         return self.num_kv_heads, self.head_dim
 

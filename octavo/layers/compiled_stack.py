@@ -43,7 +43,7 @@ class StackStep(ctypes.Structure):
     """Step of stack.c. The caller keeps alive what it points to."""
 
     _fields_ = [
-        *((name, _POINTER) for name in ("rotations", "groups", "places")),
+        *((name, _POINTER) for name in ("query_rotations", "key_rotations", "groups", "places")),
         # The group in which something is wrong, if it is.
         ("failed", _INT),
     ]

@@ -12,11 +12,13 @@ RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope",
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RopeConfig:
-    """One set of rotary frequencies. Fields after `factor` belong to the types named.
+    """One set of rotary frequencies. Fields after `query_growth` belong to the types named.
 
     Attributes:
         theta: base of the frequencies.
         rope_type: how they are stretched; "factors" divides each frequency by its own number.
+        query_growth: b, by which queries at position p grow: 1 + b ln(1 + p // original_max_positions); 0: by
+            nothing.
         factor: by how much the context is stretched (linear, dynamic, llama3, yarn, longrope, proportional).
         proportion: proportional; the part of the frequencies, the highest ones, that is not 0.
         original_max_positions: context before stretching, tokens (dynamic, llama3, yarn, longrope).
@@ -35,6 +37,7 @@ class RopeConfig:
 
     theta: float
     rope_type: RopeType = "default"
+    query_growth: float = 0.0
     factor: float = 1.0
     proportion: float = 1.0
     original_max_positions: int = 0

@@ -36,7 +36,7 @@ class DecoderLayer:
         attention: the attention block.
         feed_forward: the feed-forward block, or experts in its place or beside it.
         input_block: takes in the layer's own embedding of a token; None: it has none.
-        scale: factor of what leaves the layer. Its last block has it in its norm, the residual stream has not.
+        scale: factor of what leaves the layer. The norm of its last block has it, the residual stream not.
     """
 
     attention: AttentionLayer
@@ -201,7 +201,7 @@ class Decoder:
         if num_tokens != num_positions:
             raise InvalidArgumentError(f"got {num_tokens} input_ids for {num_positions} positions")
         found = [tuple(kv_cache.layer(index).k.shape[2:]) for index in range(kv_cache.num_layers)]
-        needed = [(layer.num_kv_heads, layer.head_dim) for layer in self.cache_layers]
+        needed = [layer.shape for layer in self.cache_layers]
         if found[: len(needed)] != needed:
             raise InvalidArgumentError(
                 f"the KV cache is of {_say_layers(found)}, the network of {_say_layers(needed)}"

@@ -203,5 +203,6 @@ def _ropes(config: ModelConfig, max_model_len: int, device: torch.device) -> tup
     ropes = []
     for rope, head_dim in zip(config.ropes, config.rope_head_dims, strict=True):
         frequencies, factor = inverse_frequencies(rope, config.rotary_dim or head_dim, max_model_len)
-        ropes.append(Rotary(frequencies.to(device), factor, head_dim))
+        growth = (rope.query_growth, rope.original_max_positions) if rope.query_growth else None
+        ropes.append(Rotary(frequencies.to(device), factor, head_dim, growth))
     return tuple(ropes)

@@ -44,6 +44,7 @@ _SHARED_KEYS = (
     "num_shared_experts",
     "moe_num_shared_experts",
     "shared_expert_intermediate_size",
+    "shared_intermediate_size",
 )
 # Keys of unsupported features, and the values, besides null, that switch the feature off.
 _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
@@ -203,7 +204,7 @@ class ModelConfig:
             architecture=family.architecture,
             vocab_size=fields.integer("vocab_size"),
             hidden_size=hidden_size,
-            intermediate_size=fields.integer("intermediate_size", maximum=2**24),
+            intermediate_size=fields.integer(family.dense_size_key, maximum=2**24),
             num_layers=num_layers,
             num_draft_layers=max(fields.integer(name, 0, minimum=0, maximum=64) for name in _DRAFT_KEYS),
             num_heads=num_heads,

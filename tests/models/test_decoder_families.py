@@ -113,6 +113,9 @@ def rope(parameters: dict[str, Any]) -> dict[str, Any]:
     return {"rope_parameters": parameters}
 
 
+# Within the prompts' lengths, queries grow twice, and then again at 48.
+GROWTH = {"llama_4_scaling_beta": 0.9, "original_max_position_embeddings": 16}
+MINISTRAL3 = rope(YARN | GROWTH | {"mscale": 1.0, "mscale_all_dim": 1.0})
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", SMALL),
     "llama-odd-sizes-tied": ("LlamaConfig", ODD | {"tie_word_embeddings": True}),
@@ -138,6 +141,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral-window": ("MistralConfig", SMALL | {"sliding_window": 5}),
     "mistral-no-window": ("MistralConfig", SMALL | {"sliding_window": None}),
+    "ministral3": ("Ministral3Config", SMALL | MINISTRAL3),
+    "ministral3-window-tied": (
+        "Ministral3Config",
+        SMALL | MINISTRAL3 | {"sliding_window": 5, "tie_word_embeddings": True},
+    ),
+    "ministral3-default-rope": (
+        "Ministral3Config",
+        SMALL | rope({"rope_type": "default", "rope_theta": 100.0} | GROWTH),
+    ),
     "phi3": ("Phi3Config", PHI3),
     "phi3-partial-tied": ("Phi3Config", PHI3 | PARTIAL),
     "phi3-window": ("Phi3Config", PHI3 | {"sliding_window": 5, "num_key_value_heads": 4}),
@@ -224,9 +236,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma4TextConfig",
         GEMMA4
         | rope(
-            dict.fromkeys(
-                ("full_attention", "sliding_attention"), {"rope_type": "default", "rope_theta": 1e4}
-            )
+            {
+                "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            }
         ),
     ),
     "gemma4-unified": ("Gemma4UnifiedTextConfig", GEMMA4_UNIFIED),
@@ -337,11 +350,12 @@ def test_longrope_equals_transformers_at_the_length_it_is_computed_for(part: dic
     assert (expected_long[:16] - expected_short).abs().max() > 1e-2
 
 
-def test_windows_and_softcaps_of_these_cases_do_cut() -> None:
+def test_windows_softcaps_and_growth_of_these_cases_do_change() -> None:
     """The equalities above would not notice an ignored window or softcap that changes nothing."""
     for case, neutral in (
         ("mistral-window", {"sliding_window": None}),
         ("gemma2", {"attn_logit_softcapping": None}),
+        ("ministral3", rope(YARN)),
     ):
         model = hugging_face_model(make_config(case))
         prompts = make_prompts(97)

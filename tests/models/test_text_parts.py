@@ -1,4 +1,4 @@
-"""Text models inside checkpoints that also read images: exact against transformers, in all layouts of names."""
+"""Text models inside checkpoints that also read images: exact against transformers, by any names."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from decoder_harness import (
     run_chunked,
 )
 from safetensors.torch import load_file, save_file
-from test_decoder_families import GEMMA4_SHARED, GEMMA4_UNIFIED, GEMMA4_WIDE, SMALL, make_prompts
+from test_decoder_families import GEMMA4_SHARED, GEMMA4_UNIFIED, GEMMA4_WIDE, MINISTRAL3, SMALL, make_prompts
 from torch import Tensor
 
 from octavo import LLM, SamplingParams
@@ -69,6 +69,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         PIXTRAL,
         {"tie_word_embeddings": False},
     ),
+    "ministral3": ("Mistral3Config", TEXT | MINISTRAL3 | {"model_type": "ministral3"}, PIXTRAL, {}),
     "qwen2-vl": ("Qwen2VLConfig", NO_HEAD_DIM | MROPE, OLD_TOWER, {}),
     "qwen2.5-vl": ("Qwen2_5_VLConfig", NO_HEAD_DIM | MROPE, QWEN_TOWER, {}),
     "qwen3-vl": ("Qwen3VLConfig", TEXT | INTERLEAVED, DEEP, {}),
@@ -178,10 +179,9 @@ def test_what_old_files_leave_out_is_known(tmp_path: Path) -> None:
 def test_a_config_without_architectures_is_known_by_its_type() -> None:
     for name, part in TEXT_PARTS.items():
         for model_type in part.families:
-            if model_type != "ministral3":
-                text = (MOE if "moe" in model_type else {}) | TEXT | {"model_type": model_type}
-                config = ModelConfig.from_hf({"model_type": part.model_type, "text_config": text})
-                assert config.architecture == name
+            text = (MOE if "moe" in model_type else {}) | TEXT | {"model_type": model_type}
+            config = ModelConfig.from_hf({"model_type": part.model_type, "text_config": text})
+            assert config.architecture == name
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_a_tensor_under_two_names_and_an_unknown_one_are_refused(tmp_path: Path)
 
 
 def test_text_models_quantised_by_a_tool_are_read(tmp_path: Path) -> None:
-    """Towers stay as they are, whatever types their tensors have; float8 with one scale, as Mistral writes."""
+    """Towers stay as they are, of whatever types; a matrix in float8 has one scale, as Mistral writes it."""
     model = make_model("mistral3-untied")
     tensors = save(model, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

@@ -141,6 +141,7 @@ def attend_fused(
     eps: float = 0.0,
     value_norm: float | None = None,
     keys_are_values: bool = False,
+    query_angles: int = 0,
 ) -> Tensor:
     """Return what rotate_and_store and then attention return, [S, H, D], of the last tokens of sequences.
 
@@ -151,7 +152,7 @@ def attend_fused(
         cos, sin: [S, D / 2 or more] float32, last dimension contiguous, with the same strides.
         options: of the scores, without slopes.
         work: for such layers; see there.
-        norm_weight, eps, value_norm, keys_are_values: see rotate_and_store.
+        norm_weight, eps, value_norm, keys_are_values, query_angles: see rotate_and_store.
     """
     _, block_size, num_kv_heads, head_dim = cache.k.shape
     num_sequences, num_others = qkv.shape[0], num_kv_heads * (1 if keys_are_values else 2)
@@ -166,7 +167,7 @@ def attend_fused(
         queries=call.queries, cache=call.cache, score=call.score,
         step=Step(metadata.positions, metadata.seq_lens, metadata.slot_mapping),
         rotation=Rotation(
-            cos, sin, cos.stride(0), cos if norm_weight is None else norm_weight, eps, value_norm
+            cos, sin, cos.stride(0), query_angles, cos if norm_weight is None else norm_weight, eps, value_norm
         ),
         pieces=Pieces(work.arrivals, work.partial_out, work.partial_lse), sinks=options.sinks,
         block_size=block_size, num_sequences=num_sequences, shape=call.shape(tile), SPLITS=work.num_splits,

@@ -23,14 +23,15 @@ from octavo.attention.triton.store import round_to, scale_down
 
 
 class Rotation(NamedTuple):
-    """Pointers to cosines and sines [T, D / 2], a row's stride, norms' weights [H + KH, D] and eps.
+    """Pointers to cosines and sines [T, D / 2], strides, norms' weights [H + KH, D] and eps.
 
-    value_eps: that of values' norm, or None.
+    The strides are a row's, and from there to the queries' own row; value_eps: that of values' norm, or None.
     """
 
     cos: Any
     sin: Any
     row: Any
+    queries: Any
     norm: Any
     eps: Any
     value_eps: Any = None
@@ -40,7 +41,7 @@ class Rotation(NamedTuple):
 def load_weights(rotation, token, kv_head, NORM: tl.constexpr, shape):
     """Load a token's angles and the norms' weights of a kv head's queries and of its key, as pairs."""
     first = token.to(tl.int64) * rotation.row
-    q_angles = _load_angles(rotation, first, shape.rows, shape)
+    q_angles = _load_angles(rotation, first + rotation.queries, shape.rows, shape)
     k_angles = _load_angles(rotation, first, _key_rows(shape.packed, shape.rows), shape)
     q_norm, k_norm = q_angles, k_angles
     if NORM:

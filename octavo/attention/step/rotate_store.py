@@ -38,6 +38,7 @@ def rotate_and_store(
     num_heads: int,
     norm_weight: Tensor | None = None,
     eps: float = 0.0,
+    query_angles: int = 0,
     keep_k: bool = False,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
@@ -62,6 +63,7 @@ def rotate_and_store(
         norm_weight: [H + KH, D] contiguous, RMS-norm weight of each q and k head; [H, D] with shares_cache;
             None: no norm.
         eps: added to the mean square of a head.
+        query_angles: elements from a token's cosines and sines to those of its queries; 0: keys have the same.
         keep_k: write normed and rotated keys back to qkv, too.
         k_scale, v_scale: see LayerCache.
         value_norm, keys_are_values: see LayerOptions.
@@ -83,14 +85,15 @@ def rotate_and_store(
     if num_tokens == 0:
         return q
     num_pairs, heads_per_program, num_programs, num_warps = _tile(head_dim, num_all)
-    # Arguments go by position: 37 keywords would cost the host 3 us more in every layer.
+    # Arguments go by position: 38 keywords would cost the host 3 us more in every layer.
     launch(
         _rotate_and_store_kernel,
         (num_tokens, num_programs),
         qkv, k_cache, v_cache, slot_mapping, cos, sin, cos if norm_weight is None else norm_weight, k_scale,
         v_scale, eps, value_norm or 0.0, block_size, qkv.stride(0), *k_cache.stride()[:3],
-        *v_cache.stride()[:3], *cos.stride(), *sin.stride(), num_heads, num_keys, head_dim, num_pairs,
-        heads_per_program, norm_weight is not None, keep_k, value_norm is not None, keys_are_values,
+        *v_cache.stride()[:3], *cos.stride(), *sin.stride(), query_angles, num_heads, num_keys, head_dim,
+        num_pairs, heads_per_program, norm_weight is not None, keep_k, value_norm is not None,
+        keys_are_values,
         num_warps=num_warps, **overlap_options(qkv),
     )  # fmt: skip
     return q
@@ -223,12 +226,12 @@ def _store_heads(
         _store_pairs(row_at, is_own, first, second, HEAD_DIM, PAIRS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["query_angles"])
 def _rotate_and_store_kernel(
     qkv_ptr, k_cache_ptr, v_cache_ptr, slot_mapping_ptr, cos_ptr, sin_ptr,
     norm_weight_ptr, k_scale_ptr, v_scale_ptr, eps, value_eps, block_size, stride_qkv,
     stride_k_block, stride_k_token, stride_k_head, stride_v_block, stride_v_token, stride_v_head,
-    stride_cos_row, stride_cos_column, stride_sin_row, stride_sin_column,
+    stride_cos_row, stride_cos_column, stride_sin_row, stride_sin_column, query_angles,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr,
     HEADS: tl.constexpr, NORM: tl.constexpr, KEEP_K: tl.constexpr, VALUE_NORM: tl.constexpr,
     KEYS_ARE_VALUES: tl.constexpr, OVERLAP: tl.constexpr,
@@ -256,8 +259,10 @@ def _rotate_and_store_kernel(
 
     pair = tl.arange(0, PAIRS)[None, :]
     is_pair = is_rotated & (pair < HEAD_DIM // 2)
-    cos = tl.load(cos_ptr + token * stride_cos_row + pair * stride_cos_column, mask=is_pair, other=1.0)
-    sin = tl.load(sin_ptr + token * stride_sin_row + pair * stride_sin_column, mask=is_pair, other=0.0)
+    shift = tl.where(head < NUM_HEADS, query_angles, 0)
+    cos_at, sin_at = token * stride_cos_row + shift, token * stride_sin_row + shift
+    cos = tl.load(cos_ptr + cos_at + pair * stride_cos_column, mask=is_pair, other=1.0)
+    sin = tl.load(sin_ptr + sin_at + pair * stride_sin_column, mask=is_pair, other=0.0)
     first, second = rotate_pairs(first, second, cos, sin)
 
     is_kept = head < (NUM_ROTATED if KEEP_K else NUM_HEADS)
@@ -280,25 +285,33 @@ def _rotate_and_store_kernel(
 _TOKENS = 16
 
 
-def rotation_table(positions: Tensor, inverse_frequencies: Tensor, lengths: Tensor) -> Tensor:
+def rotation_table(
+    positions: Tensor,
+    inverse_frequencies: Tensor,
+    lengths: Tensor,
+    growth: tuple[float, int] | None = None,
+) -> Tensor:
     """Return lengths times cosines and sines of every position's angles, computed in float32.
 
     Args:
         positions: [T] int32 or int64, contiguous.
         inverse_frequencies: [D / 2] float32, radians per position, contiguous.
         lengths: [D / 2] float32, factors of rotations, contiguous; see Rotary.
+        growth: of queries; see Rotary.
 
     Returns:
-        A new [2, T, D / 2] float32: cosines, sines.
+        A new [2, T, D / 2] float32: cosines, sines. If queries grow, [4, T, D / 2]: theirs stand after them.
     """
     num_tokens, num_pairs = positions.shape[0], inverse_frequencies.shape[0]
-    table = torch.empty(2, num_tokens, num_pairs, dtype=torch.float32, device=positions.device)
+    shape = (2 if growth is None else 4, num_tokens, num_pairs)
+    table = torch.empty(shape, dtype=torch.float32, device=positions.device)
+    by, period = growth or (0.0, 1)
     if num_tokens:
         launch(
             _rotation_table_kernel,
             (-(-num_tokens // _TOKENS),),
             positions, inverse_frequencies, lengths, table, num_tokens, num_pairs, TOKENS=_TOKENS,
-            PAIRS=power_of_two(num_pairs),
+            PAIRS=power_of_two(num_pairs), GROWTH=by, PERIOD=period,
         )  # fmt: skip
     return table
 
@@ -306,7 +319,7 @@ def rotation_table(positions: Tensor, inverse_frequencies: Tensor, lengths: Tens
 @triton.jit(do_not_specialize=["num_tokens"])
 def _rotation_table_kernel(
     positions_ptr, inverse_frequencies_ptr, lengths_ptr, table_ptr, num_tokens, num_pairs: tl.constexpr,
-    TOKENS: tl.constexpr, PAIRS: tl.constexpr,
+    TOKENS: tl.constexpr, PAIRS: tl.constexpr, GROWTH: tl.constexpr, PERIOD: tl.constexpr,
 ):  # fmt: skip
     """Grid: (ceil(T / TOKENS),)."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
@@ -317,5 +330,11 @@ def _rotation_table_kernel(
     angle = position.to(tl.float32)[:, None] * frequency[None, :]
     at = token.to(tl.int64)[:, None] * num_pairs + pair[None, :]
     inside = (token < num_tokens)[:, None] & (pair < num_pairs)[None, :]
-    tl.store(table_ptr + at, length * tl.cos(angle), mask=inside)
-    tl.store(table_ptr + num_tokens.to(tl.int64) * num_pairs + at, length * tl.sin(angle), mask=inside)
+    cos, sin = length * tl.cos(angle), length * tl.sin(angle)
+    size = num_tokens.to(tl.int64) * num_pairs
+    tl.store(table_ptr + at, cos, mask=inside)
+    tl.store(table_ptr + size + at, sin, mask=inside)
+    if GROWTH > 0:
+        grown = 1 + GROWTH * tl.log(1 + (position // PERIOD).to(tl.float32))[:, None]
+        tl.store(table_ptr + 2 * size + at, grown * cos, mask=inside)
+        tl.store(table_ptr + 3 * size + at, grown * sin, mask=inside)

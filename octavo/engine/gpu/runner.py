@@ -312,7 +312,7 @@ def _forests_of(decoder: Decoder, kv_cache: KVCache, plan: ExecutionPlan) -> tup
             forests.append(None)
             continue
         kind = group.kind
-        alike = next((each for each in forests if each is not None and each.heads[1:] == kind.heads), None)
+        alike = next((each for each in forests if each is not None and each.heads[1:] == kind.shape), None)
         forests.append(
             DeviceForest(
                 max_num_seqs=plan.max_num_seqs,

@@ -20,7 +20,8 @@ class WeightGroup:
     """Weights of one part of the network that have one form.
 
     Attributes:
-        part: "embedding", "attention", "feed-forward", "experts", "LM head", or "norms and others".
+        part: "embedding", "attention", "feed-forward", "experts", "LM head", "layer inputs", or "norms and
+            others".
         form: as the checkpoint calls it, "Q4_K" or "4 bits in groups of 128", or a dtype.
         kind: that of QuantisedWeight; None: numbers of a dtype.
         num_bytes: what they take.
@@ -84,6 +85,7 @@ def dequantised_forms(stored: Mapping[str, Storage], kept: Mapping[str, Storage]
 
 
 _EMBEDDING = "model.embed_tokens.weight"
+_LAYER_EMBEDDING = "model.embed_tokens_per_layer.weight"
 _INT8 = Storage("int8", int8.BYTES_PER_NUMBER, form="int8")
 _BF16 = Storage("bf16", 2, form="bfloat16")
 # Quantization -> each matrix that it rounds.
@@ -101,7 +103,7 @@ def _is_rounded(quantization: str, name: str, shape: tuple[int, ...]) -> bool:
     """Return whether a tensor is the weight of a GEMM, or an embedding that may be an LM head, too."""
     if len(shape) != 2 or name.endswith("mlp.gate.weight"):
         return False
-    return quantization != "int8" or name != _EMBEDDING
+    return quantization != "int8" or name not in (_EMBEDDING, _LAYER_EMBEDDING)
 
 
 def _part_of(name: str) -> str:
@@ -109,6 +111,8 @@ def _part_of(name: str) -> str:
         return "embedding"
     if name == "lm_head.weight":
         return "LM head"
+    if "per_layer" in name:
+        return "layer inputs"
     if not name.endswith("_proj.weight"):
         return "norms and others"
     if ".experts." in name:

@@ -21,7 +21,7 @@ from octavo.attention.torch_paged import host_plan
 from octavo.errors import InvalidArgumentError
 from octavo.layers.compiled_stack import LayerStack, StackGroup, StackPlace, StackStep
 from octavo.layers.layer_options import LayerOptions
-from octavo.layers.rotary import Rotary
+from octavo.layers.rotary import Rotary, rotated_heads
 from octavo.layers.steps.grouped_step import GroupedStep
 from octavo.layers.steps.operator_step import AttentionStep, values_of
 
@@ -59,6 +59,7 @@ class CpuStep:
         num_blocks, num_kv_heads, block_size, head_dim = tiles.shape
         num_tokens = metadata.positions.shape[0]
         self._num_heads, self._num_kv_heads, self._head_dim = num_heads, num_kv_heads, head_dim
+        self.heads = num_heads, num_kv_heads
         self._num_slots = num_blocks * block_size
         self._threads = torch.get_num_threads()
         self._addresses = kv_cache.addresses
@@ -121,9 +122,9 @@ class CpuStep:
         values = heads if is_plain else values_of(heads, num_keys, options).contiguous()
         if options.qk_norm is not None:
             options.qk_norm.apply_(heads[:, :num_rotated])
-        library.octavo_rotate(
-            base, rotations.data_ptr(), num_tokens, num_rotated, self._head_dim, width, threads
-        )
+        for first, number, turns in rotated_heads(rotations, self._num_heads, num_keys):
+            at = base + first * self._head_dim * 4
+            library.octavo_rotate(at, turns.data_ptr(), num_tokens, number, self._head_dim, width, threads)
         call.k, call.v = self._addresses[options.layer]
         if num_keys:
             store.k = base + self._num_heads * self._head_dim * 4
@@ -193,11 +194,15 @@ def run_layers(
     for step in steps:
         step.check_stack(stack)
     groups = (StackGroup * len(steps))(*(step.stack_group() for step in steps))
-    addresses = (ctypes.c_void_p * len(rotations))(*(each.data_ptr() for each in rotations))
+    # All layers of a stack have heads of one size. The first turns are the queries', the last are the keys'.
+    turns = [rotated_heads(each, *steps[0].heads) for each in rotations]
+    queries, keys = (
+        (ctypes.c_void_p * len(turns))(*(each[index][2].data_ptr() for each in turns)) for index in (0, -1)
+    )
     group_of = {layer: index for index, step in enumerate(steps) for layer in step.layers}
     places = (StackPlace * len(kv_cache.addresses))(
         *(StackPlace(group_of[layer], *at) for layer, at in enumerate(kv_cache.addresses))
     )
-    step = StackStep(ctypes.addressof(addresses), ctypes.addressof(groups), ctypes.addressof(places))
+    step = StackStep(*map(ctypes.addressof, (queries, keys, groups, places)))
     status = stack(hidden, step)
     steps[step.failed].check_status(status, groups[step.failed].attend)

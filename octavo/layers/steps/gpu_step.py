@@ -1,5 +1,7 @@
 """A step's attention on an NVIDIA GPU: per layer, one kernel fills the cache and a few read it."""
 
+from typing import Any
+
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, KVCache
@@ -52,16 +54,17 @@ class TritonStep:
         self._fused_works: dict[tuple[int, ...], FusedWork] = {}
 
     def rotations(self, rope: Rotary, positions: Tensor) -> Tensor:
-        """See AttentionStep: [2, T, D / 2] float32 cosines and sines."""
-        return rotation_table(positions, rope.inverse_frequencies, rope.lengths)
+        """See AttentionStep: the table of cosines and sines that rotation_table returns."""
+        return rotation_table(positions, rope.inverse_frequencies, rope.lengths, rope.growth)
 
     def attend(self, qkv: Tensor, rotations: Tensor, options: LayerOptions) -> Tensor:
         """See AttentionStep."""
         cache = self._kv_cache.layer(options.layer)
         qk_norm, window = options.qk_norm, options.window
         scores = ScoreOptions(options.scale, window, options.softcap, sinks=options.sinks)
-        norm = {} if qk_norm is None else {"norm_weight": qk_norm.weight, "eps": qk_norm.eps}
-        cos, sin = rotations
+        norm: dict[str, Any] = {} if qk_norm is None else {"norm_weight": qk_norm.weight, "eps": qk_norm.eps}
+        cos, sin, *grown = rotations
+        norm["query_angles"] = 2 * rotations.stride(0) if grown else 0
         values = {"value_norm": options.value_norm, "keys_are_values": options.keys_are_values}
         if self._fuses(qkv, cache, options):
             # Layers of one shape share this memory, as they share the map.

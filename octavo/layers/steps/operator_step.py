@@ -8,7 +8,7 @@ from torch.nn.functional import rms_norm
 
 from octavo.attention import AttentionMetadata, KVCache, paged_attention, store_kv
 from octavo.layers.layer_options import LayerOptions
-from octavo.layers.rotary import Rotary, rotate_
+from octavo.layers.rotary import Rotary, rotate_, rotated_heads
 
 
 class AttentionStep(Protocol):
@@ -63,7 +63,8 @@ class OperatorStep:
         v = values_of(heads, num_keys, options)
         if options.qk_norm is not None:
             options.qk_norm.apply_(q_and_k)
-        rotate_(q_and_k, rotations)
+        for first, number, turns in rotated_heads(rotations, self.num_heads, num_keys):
+            rotate_(heads[:, first : first + number], turns)
         q, k = q_and_k.split((self.num_heads, num_keys), 1)
         if not options.shares_cache:
             store_kv(k, v, cache, self.metadata.slot_mapping, impl=self.impl)
@@ -81,7 +82,7 @@ class OperatorStep:
 
 
 def values_of(heads: Tensor, num_kv_heads: int, options: LayerOptions) -> Tensor:
-    """Return the values [T, KH, D] that a layer stores, given its heads [T, .., D] before norm and rotation."""
+    """Return the values [T, KH, D] that a layer stores, of its heads [T, .., D] before norm and rotation."""
     v = heads[:, heads.shape[1] - num_kv_heads :]
     if options.keys_are_values:
         v = v.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)

@@ -141,7 +141,7 @@ def names_expert_parallel(experts: ExpertsConfig, parallel: TensorParallel) -> I
 
 
 def _layers(fields: ConfigFields, family: ExpertFamily, num_layers: int) -> tuple[bool, ...]:
-    if family.dense_rule == "none":
+    if family.dense_rule in ("none", "all_or_none"):
         return (True,) * num_layers
     if family.dense_rule == "enable_moe_block":
         return (fields.boolean("enable_moe_block"),) * num_layers

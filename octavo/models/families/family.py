@@ -19,6 +19,7 @@ BiasRule = Literal["never", "qkv", "by_config", "qkv_by_config"]
 # Keys by which families say which layers have a feed-forward in place of experts.
 DenseRule = Literal[
     "none",
+    "all_or_none",
     "sparse_step",
     "first_k_dense_replace",
     "moe_layer_interval",
@@ -37,7 +38,7 @@ class ExpertFamily:
         size_key: key of the width of an expert's feed-forward.
         renormalises: a token's router weights are divided by their sum; None: by norm_topk_prob.
         dense_rule: how config.json gives layers a feed-forward instead; "sparse_step": by
-            decoder_sparse_step and mlp_only_layers.
+            decoder_sparse_step and mlp_only_layers; "all_or_none": all do if there are no experts.
         is_sigmoid: an expert's score is the sigmoid of its logit, not a softmax over all of them.
         has_choice_bias: a bias is added to scores for the choice alone.
         has_groups: config.json may have a token choose groups of experts first (n_group, topk_group).
@@ -92,6 +93,9 @@ class Family:
         has_attention_softcap: config.json may bound attention scores.
         has_final_softcap: config.json may bound logits.
         has_local_rope: sliding layers have rotary frequencies of their own.
+        rope_key: key that says "rope" where layers rotate queries and keys; None: there is none.
+        dense_size_key: key of the width of a feed-forward without experts.
+        has_query_growth: queries may grow with their position (llama_4_scaling_beta).
         has_nope_layers: some layers do not rotate queries and keys (no_rope_layers).
         has_nope_full_layers: in a network with windows, layers without one do not rotate.
         has_partial_rotary: config.json may rotate only a part of each head (partial_rotary_factor).
@@ -129,6 +133,9 @@ class Family:
     has_attention_softcap: bool = False
     has_final_softcap: bool = False
     has_local_rope: bool = False
+    rope_key: str | None = None
+    dense_size_key: str = "intermediate_size"
+    has_query_growth: bool = False
     has_nope_layers: bool = False
     has_nope_full_layers: bool = False
     has_partial_rotary: bool = False

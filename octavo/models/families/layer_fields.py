@@ -1,6 +1,7 @@
 """What a config.json says of each layer: its window, and its rotary frequencies in all spellings."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import get_args
 
 from octavo.errors import FileFormatError, UnsupportedModelError, suggest
@@ -11,6 +12,8 @@ from octavo.models.families.family import Family
 
 _DEFAULT_THETA = 10_000.0
 _PARTIAL = "partial_rotary_factor"
+# Ministral 3's; the second only repeats a field of the whole config.
+_GROWTH = ("llama_4_scaling_beta", "max_position_embeddings")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 # "finetuned" is a remark that early YaRN checkpoints carry.
 _KNOWN_KEYS = words(
@@ -35,15 +38,20 @@ def read_ropes(fields: ConfigFields, family: Family, rotary_dims: Mapping[str, i
         UnsupportedModelError: a type or key that Octavo does not have.
         FileFormatError: a value is malformed.
     """
-    parameters = _rope_parameters(fields, family)
-    if family.has_partial_rotary:
-        parameters = {name: value for name, value in parameters.items() if name != _PARTIAL}
+    found = _rope_parameters(fields, family)
+    read = {_PARTIAL: family.has_partial_rotary, **dict.fromkeys(_GROWTH, family.has_query_growth)}
+    parameters = {name: value for name, value in found.items() if not read.get(name)}
     nested = {name: parameters[name] for name in _LAYER_TYPES if name in parameters}
     if nested and len(nested) != len(parameters):
         raise fields.error("rope_parameters", "one object, or one per layer type", parameters)
     full = nested.get("full_attention") if nested else parameters
     theta = fields.number("rope_theta", _DEFAULT_THETA, minimum=1.0)
     ropes = {"full_attention": _read_rope(fields, full, theta, rotary_dims["full_attention"])}
+    if family.has_query_growth and found.get(_GROWTH[0]) is not None:
+        inner = ConfigFields(found, {}, where=f"{fields.where}: rope_parameters")
+        period = inner.integer("original_max_position_embeddings")
+        growth = {"query_growth": inner.number(_GROWTH[0]), "original_max_positions": period}
+        ropes["full_attention"] = replace(ropes["full_attention"], **growth)
     ropes["sliding_attention"] = ropes["full_attention"]
     if family.has_local_rope:
         theta = fields.number("rope_local_base_freq", theta, minimum=1.0)
@@ -216,6 +224,8 @@ def read_layer_types(fields: ConfigFields, family: Family, num_layers: int) -> l
         value = [*value[:-1], "full_attention"]
     if value is None:
         return names
+    if isinstance(value, list):
+        value = ["full_attention" if name == "attention" else name for name in value]
     if not isinstance(value, list) or len(value) != num_layers:
         raise fields.error("layer_types", f"a list of {num_layers} names, one per layer", value)
     for name in value:
@@ -304,6 +314,9 @@ def _slides_by_pattern(fields: ConfigFields, index: int) -> bool:
 
 def _has_rope(fields: ConfigFields, family: Family, index: int) -> bool:
     """Return whether a layer rotates queries and keys: no_rope_layers has 1 for layers that do."""
+    if family.rope_key is not None:
+        fields.require_one_of(family.rope_key, ("rope", "nope", None))
+        return fields.get(family.rope_key) == "rope"
     if not family.has_nope_layers:
         return True
     value = fields.get("no_rope_layers")

@@ -49,7 +49,6 @@ _MISSING: Mapping[str, str] = MappingProxyType(
                 "images are not; a checkpoint of the text model alone is, where its family is listed",
                 "LlavaNextForConditionalGeneration MllamaForConditionalGeneration Phi4MMForCausalLM",
             ),
-            ("experts with factors of residual sums are not", "GraniteMoeForCausalLM"),
         )
         for name in names.split()
     }
@@ -148,6 +147,20 @@ _OLMO2 = Family(
     defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "eos_token_id": 50279},
 )
 
+_MISTRAL = Family(
+    architecture="MistralForCausalLM",
+    model_type="mistral",
+    window_rule="always",
+    attention_bias="never",
+    defaults={
+        "sliding_window": 4096,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+)
+
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         family.architecture: family
@@ -158,17 +171,27 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 has_mlp_bias_option=True,
                 defaults={"max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2},
             ),
-            Family(
-                architecture="MistralForCausalLM",
-                model_type="mistral",
-                window_rule="always",
-                attention_bias="never",
+            _MISTRAL,
+            replace(
+                _MISTRAL,
+                architecture="Ministral3ForCausalLM",
+                model_type="ministral3",
+                has_query_growth=True,
                 defaults={
-                    "sliding_window": 4096,
-                    "num_key_value_heads": 8,
-                    "max_position_embeddings": 131072,
-                    "bos_token_id": 1,
-                    "eos_token_id": 2,
+                    **_MISTRAL.defaults,
+                    "head_dim": 128,
+                    "sliding_window": None,
+                    "max_position_embeddings": 262144,
+                    "rms_norm_eps": 1e-5,
+                    "rope_parameters": {
+                        "rope_type": "yarn",
+                        "rope_theta": 1_000_000.0,
+                        "factor": 16.0,
+                        "original_max_position_embeddings": 16384,
+                        "mscale": 1.0,
+                        "mscale_all_dim": 1.0,
+                        "llama_4_scaling_beta": 0.1,
+                    },
                 },
             ),
             Family(

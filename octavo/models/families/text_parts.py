@@ -87,8 +87,8 @@ def family_name(architecture: str, config: Mapping[str, object]) -> str:
         kind = next(iter(families))
     if not isinstance(kind, str) or kind not in families:
         raise UnsupportedModelError(
-            f"config.json: text_config of {architecture} has the model_type {kind!r}, which is not supported; "
-            f"supported: {', '.join(families)}"
+            f"config.json: text_config of {architecture} has the model_type {kind!r}, which is not "
+            f"supported; supported: {', '.join(families)}"
         )
     return families[kind]
 

@@ -36,7 +36,8 @@ typedef struct {
 } Place;
 
 typedef struct {
-    const float *const *rotations;             // of each rope: [T, D]
+    const float *const *query_rotations;       // of each rope: [T, D]
+    const float *const *key_rotations;
     Group *groups;
     const Place *places;                       // of each layer of the cache
     int64_t failed;                            // the group in which something is wrong
@@ -75,14 +76,15 @@ static void norm_and_project(Team *team, const Linear *linear, const float *norm
     octavo_linear_in_team(team, linear, x, out, (size_t)linear->num_outputs, 0);
 }
 
-static void rotate_and_store(Team *team, const Layer *layer, const float *rotations, int64_t heads,
-                             const Store *store, float *qkv, int64_t rows) {
-    int64_t dim = store->head_dim;
+static void rotate_and_store(Team *team, const Layer *layer, const Step *step, int64_t queries, const Store *store,
+                             float *qkv, int64_t rows) {
+    int64_t dim = store->head_dim, heads = queries + store->num_kv_heads;
     TEAM_FOR(team, t, rows) {
         float *row = qkv + t * store->k_token;
         for (int64_t h = 0; layer->head_norm && h < heads; h++)
             octavo_norm_row(row + h * dim, NULL, layer->head_norm + h * dim, row + h * dim, dim, layer->head_eps);
-        octavo_rotate_token(row, rotations + t * dim, heads, dim);
+        octavo_rotate_token(row, step->query_rotations[layer->rope] + t * dim, queries, dim);
+        octavo_rotate_token(row + queries * dim, step->key_rotations[layer->rope] + t * dim, heads - queries, dim);
         octavo_store_token(store, t);
     }
     team_wait(team);
@@ -109,8 +111,7 @@ static void attention(Team *team, const Layer *layer, const Step *step, float *h
     call.v = store.v_cache = place->values;
     call.out = b.attended;
     set_options(&call, layer);
-    rotate_and_store(team, layer, step->rotations[layer->rope], call.num_heads + store.num_kv_heads, &store, b.qkv,
-                     rows);
+    rotate_and_store(team, layer, step, call.num_heads, &store, b.qkv, rows);
     octavo_attend_in_team(team, group->plan, &call, s);
     Rows x = octavo_place_rows(b.rows, (size_t)rows, (size_t)heads / BLOCK);
     TEAM_FOR(team, r, rows) octavo_quantise_row(x, (size_t)r, b.attended + r * heads);
