@@ -60,6 +60,10 @@ class ChatTemplateError(InvalidArgumentError):
     """A chat template is missing, fails, or exceeds its time or size bound."""
 
 
+class TextOnlyError(ChatTemplateError):
+    """A message has an image, a sound or a file where models read text only."""
+
+
 class TemplateProcessError(ChatTemplateError):
     """The process that renders chat templates was stopped or killed, or does not start: try again."""
 

@@ -114,13 +114,21 @@ def _architecture(model: ModelConfig) -> Rows:
         ("architecture", model.architecture),
         ("layers", str(model.num_layers)),
         ("hidden size", str(model.hidden_size)),
-        ("attention heads / kv heads x dim", f"{model.num_heads} / {model.num_kv_heads} x {model.head_dim}"),
+        ("attention heads / kv heads x dim", _heads(model)),
         *feed_forward,
         ("vocabulary", str(model.vocab_size)),
         ("context", f"{model.max_position_embeddings} tokens"),
         ("sliding windows", ", ".join(map(str, windows)) or "none"),
         ("tied embeddings", "yes" if model.tie_word_embeddings else "no"),
     ]
+
+
+def _heads(model: ModelConfig) -> str:
+    """Say what heads layers have, those of equal layers once, and how many layers keep no keys."""
+    kinds = dict.fromkeys(layer.shape for layer in model.cache_layers)
+    heads = ", ".join(f"{model.num_heads} / {number} x {head_dim}" for number, head_dim in kinds)
+    num_shared = model.num_layers - len(model.cache_layers)
+    return heads + (f"; {num_shared} layers read the cache of another" if num_shared else "")
 
 
 def _experts(model: ModelConfig, experts: ExpertsConfig) -> Rows:
@@ -130,7 +138,9 @@ def _experts(model: ModelConfig, experts: ExpertsConfig) -> Rows:
         ("experts of a token", str(experts.num_chosen)),
         ("active parameters of a token", f"{num_active_parameters(model) / 1e6:,.1f} M"),
     ]
-    if num_layers < model.num_layers:
+    if experts.is_beside_dense:
+        rows.append(("feed-forward size beside experts", str(model.intermediate_size)))
+    elif num_layers < model.num_layers:
         rows.append(("feed-forward size of the other layers", str(model.intermediate_size)))
     return rows
 
@@ -180,15 +190,45 @@ def _without_cache(plan: ExecutionPlan) -> Rows:
     ]
 
 
+def _groups(plan: ExecutionPlan) -> Rows:
+    """Return what groups of layers keep, and the cache that they share."""
+    layout, size = plan.layout, f"{gib(plan.kv_bytes)}: {plan.num_blocks:,}"
+    if len(layout.groups) == 1:
+        return [("KV cache", f"{size} blocks x {plan.block_size} tokens")]
+    rows = [("KV cache", f"{size} pages of {gib(plan.block_bytes)}, blocks of {plan.block_size} tokens")]
+    for group in layout.groups:
+        kind, number = group.kind, len(group.layers)
+        keeps = "all keys" if kind.window is None else f"the last {kind.window:,} keys"
+        num_bytes = 2 * kind.size * number * plan.kv_dtype.itemsize
+        heads = f"{kind.num_kv_heads} kv heads x {kind.head_dim}"
+        rows.append((f"  {number} layers", f"keep {keeps}, {heads}: {num_bytes:,} bytes per token"))
+    return rows
+
+
+def _tokens(plan: ExecutionPlan) -> Rows:
+    """Return how many tokens fit; where windows give memory back, in sequences of several lengths."""
+    if len(plan.layout.groups) == 1:
+        return [("tokens that fit", f"{plan.num_kv_tokens:,}")]
+    in_one_group = plan.kv_bytes // plan.kv_bytes_per_token
+    lengths = [length for length in (1024, 32768) if length < plan.max_model_len] + [plan.max_model_len]
+    return [
+        (
+            f"tokens that fit, in sequences of {length:,}",
+            f"{plan.num_blocks * length // plan.layout.num_pages(length):,} (in one group {in_one_group:,})",
+        )
+        for length in lengths
+    ]
+
+
 def _memory(plan: ExecutionPlan) -> Rows:
     return [
         *_without_cache(plan),
         ("KV cache dtype", str(plan.kv_dtype).removeprefix("torch.")),
         ("KV cache per token", f"{plan.kv_bytes_per_token:,} bytes"),
-        ("KV cache", f"{gib(plan.kv_bytes)}: {plan.num_blocks:,} blocks x {plan.block_size} tokens"),
+        *_groups(plan),
         ("activations and buffers", gib(plan.working_bytes)),
         ("block tables and bookkeeping, on the host", gib(plan.host_bytes)),
         ("memory in all", gib(plan.total_bytes)),
-        ("tokens that fit", f"{plan.num_kv_tokens:,}"),
+        *_tokens(plan),
         (f"sequences of {plan.max_model_len:,} tokens that fit", f"{plan.max_full_sequences:.1f}"),
     ]

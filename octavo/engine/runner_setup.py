@@ -133,27 +133,21 @@ def _check_decoder(decoder: Decoder, plan: ExecutionPlan) -> None:
             f"deterministic={deterministic} contradicts the decoder that was given, "
             f"which was loaded with deterministic={decoder.deterministic}"
         )
-    num_kv_heads = rank_share(
-        decoder.config, plan.parallel, expert_parallel=plan.config.expert_parallel
-    ).num_kv_heads
-    if decoder.num_kv_heads != num_kv_heads:
+    share = rank_share(decoder.config, plan.parallel, expert_parallel=plan.config.expert_parallel)
+    if decoder.cache_layers != share.cache_layers:
         raise ConfigError(
-            f"a decoder with {num_kv_heads} kv heads is needed by each of {plan.parallel.size} ranks, the "
-            f"one that was given has {decoder.num_kv_heads}; load it for the engine's rank"
+            f"a decoder with {share.num_kv_heads} kv heads is needed by each of {plan.parallel.size} ranks, "
+            f"the one that was given has {decoder.num_kv_heads}; load it for the engine's rank"
         )
 
 
 def _allocate_kv_cache(decoder: Decoder, plan: ExecutionPlan) -> KVCache:
-    cache = KVCache.allocate(
-        num_layers=decoder.config.num_layers,
-        num_blocks=plan.num_blocks,
-        block_size=plan.block_size,
-        num_kv_heads=decoder.num_kv_heads,
-        head_dim=decoder.config.head_dim,
-        dtype=plan.kv_dtype,
-        device=plan.device,
-    )
+    cache = KVCache.of_layout(plan.layout, plan.num_blocks, plan.kv_dtype, plan.device)
     if cache.scales is not None and decoder.kv_scales is not None:
         check_kv_scales(decoder.kv_scales, decoder.config)
-        cache.scales.copy_(decoder.kv_scales)
+        for index, (k_scale, v_scale) in enumerate(decoder.kv_scales):
+            layer = cache.layer(index)
+            for own, found in ((layer.k_scale, k_scale), (layer.v_scale, v_scale)):
+                assert own is not None, "a float8 cache has scales"
+                own.copy_(found[: len(own)])
     return cache

@@ -29,9 +29,11 @@ class Scoring:
         groups: experts fall into so many groups, one after the other, and are chosen from so many of them:
             those with the largest sums of two scores; None: from all.
         factor: of a token's weights.
+        expert_factors: [E] float32, one more factor of the weights of each expert, or None.
     """
 
     is_sigmoid: bool = False
     bias: Tensor | None = None
     groups: tuple[int, int] | None = None
     factor: float = 1.0
+    expert_factors: Tensor | None = None

@@ -8,6 +8,7 @@ from torch import Tensor
 from octavo.gemm.gated import activate_and_multiply
 from octavo.gemm.linear import Linear
 from octavo.layers.experts import Experts
+from octavo.layers.feed_forward import FeedForward
 from octavo.layers.norm import RMSNorm
 from octavo.layers.router import Router
 from octavo.parallel import TensorParallel
@@ -79,3 +80,42 @@ class ExpertFeedForward:
             return out if self.shared is None else out.add_(self.shared(x))
         self.experts(x, choice, hidden)
         return None if self.shared is None else self.shared(x)
+
+
+@dataclass(frozen=True, slots=True)
+class DenseAndExperts:
+    """A feed-forward and experts, which read the residual stream by norms of their own and add their results.
+
+    Every rank routes alike, and norms results that are summed over ranks.
+
+    Attributes:
+        dense: the feed-forward, its result normed.
+        router_norm, norm: of the residual stream, for the router and for the experts.
+        router: which experts a token goes to.
+        experts: this rank's part of them.
+        routed_norm: of what the experts return.
+        output_norm: of the sum of both results.
+        parallel: this rank.
+    """
+
+    dense: FeedForward
+    router_norm: RMSNorm
+    norm: RMSNorm
+    router: Router
+    experts: Experts
+    routed_norm: RMSNorm
+    output_norm: RMSNorm
+    parallel: TensorParallel
+
+    @property
+    def kind(self) -> Hashable:
+        """What blocks have in common if they launch the same kernels."""
+        return self.dense.kind, type(self.experts).__name__, getattr(self.experts, "form", None)
+
+    def __call__(self, hidden: Tensor, delta: Tensor | None, slots: Tensor | None = None) -> Tensor | None:
+        """Run the block; arguments and result as for DecoderLayer."""
+        out = self.dense(hidden, delta)
+        assert out is not None, "the norm of a result is not added to the stream"
+        choice = self.router(self.router_norm(hidden), slots)
+        routed = self.experts(self.norm(hidden), choice)
+        return self.output_norm(out, self.routed_norm(self.parallel.all_reduce(routed)))

@@ -7,17 +7,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors"]
+RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors", "proportional"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RopeConfig:
-    """One set of rotary frequencies. Fields after `factor` belong to the types named.
+    """One set of rotary frequencies. Fields after `query_growth` belong to the types named.
 
     Attributes:
         theta: base of the frequencies.
         rope_type: how they are stretched; "factors" divides each frequency by its own number.
-        factor: by how much the context is stretched (linear, dynamic, llama3, yarn, longrope).
+        query_growth: b, by which queries at position p grow: 1 + b ln(1 + p // original_max_positions); 0: by
+            nothing.
+        factor: by how much the context is stretched (linear, dynamic, llama3, yarn, longrope, proportional).
+        proportion: proportional; the part of the frequencies, the highest ones, that is not 0.
         original_max_positions: context before stretching, tokens (dynamic, llama3, yarn, longrope).
         low_freq_factor: llama3; wavelengths above original_max_positions / this are stretched fully.
         high_freq_factor: llama3; wavelengths below original_max_positions / this are kept.
@@ -34,7 +37,9 @@ class RopeConfig:
 
     theta: float
     rope_type: RopeType = "default"
+    query_growth: float = 0.0
     factor: float = 1.0
+    proportion: float = 1.0
     original_max_positions: int = 0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -74,6 +79,9 @@ def inverse_frequencies(rope: RopeConfig, rotary_dim: int, max_model_len: int) -
     theta = _dynamic_theta(rope, rotary_dim, max_model_len) if rope.rope_type == "dynamic" else rope.theta
     plain = 1.0 / theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)
     if rope.rope_type == "linear":
+        return plain / rope.factor, 1.0
+    if rope.rope_type == "proportional":
+        plain[int(rope.proportion * rotary_dim // 2) :] = 0
         return plain / rope.factor, 1.0
     if rope.rope_type == "factors":
         return plain / torch.tensor(rope.factors, dtype=torch.float32), 1.0

@@ -19,7 +19,11 @@ class Rotary:
     """Turns positions into rotations. Computes angles in every step: no table, no longest position."""
 
     def __init__(
-        self, inverse_frequencies: Tensor, attention_factor: float, head_dim: int | None = None
+        self,
+        inverse_frequencies: Tensor,
+        attention_factor: float,
+        head_dim: int | None = None,
+        growth: tuple[float, int] | None = None,
     ) -> None:
         """Keep a frequency and a length for each pair of a head; of pairs that do not turn, 0 and 1.
 
@@ -27,7 +31,9 @@ class Rotary:
             inverse_frequencies: [n] float32, radians per position, of the first 2 n dimensions.
             attention_factor: factor of rotated queries and keys; 1 for most models.
             head_dim: D; None: 2 n.
+            growth: RopeConfig's query_growth and original_max_positions, if queries grow.
         """
+        self.growth = growth
         num_turning = inverse_frequencies.shape[0]
         rest = 0 if head_dim is None else head_dim // 2 - num_turning
         self.inverse_frequencies = pad(inverse_frequencies, (0, rest))
@@ -35,9 +41,24 @@ class Rotary:
         self.lengths[:num_turning] = attention_factor
 
     def __call__(self, positions: Tensor) -> Tensor:
-        """Return the [T, 1, D / 2] complex64 rotations of [T] integer positions."""
+        """Return the [T, 1, D / 2] complex64 rotations of [T] integer positions.
+
+        If queries grow, return [2, T, 1, D / 2]: the rotations of keys, and those of queries.
+        """
         angles = positions[:, None, None] * self.inverse_frequencies
-        return torch.polar(self.lengths.expand_as(angles), angles)
+        rotations = torch.polar(self.lengths.expand_as(angles), angles)
+        if self.growth is None:
+            return rotations
+        growth, period = self.growth
+        factors = 1 + growth * torch.log(1 + (positions // period).float())
+        return torch.stack((rotations, rotations * factors[:, None, None]))
+
+
+def rotated_heads(rotations: Tensor, num_heads: int, num_kv_heads: int) -> list[tuple[int, int, Tensor]]:
+    """Return the first head, the number of heads, and the rotations of queries and keys, together or apart."""
+    if rotations.ndim == 3:
+        return [(0, num_heads + num_kv_heads, rotations)]
+    return [(0, num_heads, rotations[1]), (num_heads, num_kv_heads, rotations[0])]
 
 
 def rotate_(heads: Tensor, rotations: Tensor) -> None:

@@ -153,4 +153,6 @@ def _by_scores(
     weights = scores.gather(1, order)
     if renormalises:
         weights = weights / (weights.sum(-1, keepdim=True) + _LEAST_SUM)
+    if scoring.expert_factors is not None:
+        weights = weights * scoring.expert_factors[order]
     return order, weights * scoring.factor

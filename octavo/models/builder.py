@@ -3,7 +3,9 @@
 One weight is finished before the next one is read.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,16 +31,32 @@ from octavo.layers import (
     interleave_halves,
     vocabulary_shard,
 )
-from octavo.layers.expert_feed_forward import ExpertFeedForward, SharedExpert
+from octavo.layers.expert_feed_forward import DenseAndExperts, ExpertFeedForward, SharedExpert
 from octavo.layers.experts import Experts, ListedExperts
+from octavo.layers.layer_inputs import InputBlock, LayerInputs
 from octavo.layers.router import Router, Scoring
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.decoder import DecoderLayer
 from octavo.models.experts.experts_config import ExpertsConfig, expert_part, names_expert_parallel
 from octavo.models.experts.loading import ExpertShape, read_stacked
 from octavo.models.model_config import ModelConfig
+from octavo.models.parameters import EXPERT_NORMS, projections
 from octavo.models.weights import Part
 from octavo.parallel import TensorParallel, shard_heads, shard_range
+
+
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """A rank's heads of one layer: their ranges and dimension, and the projections that the layer has."""
+
+    query: range
+    kv: range
+    head_dim: int
+    own: tuple[str, ...]
+
+    def rows(self, heads: range) -> slice:
+        """Return the rows of some heads in their projection."""
+        return slice(heads.start * self.head_dim, heads.stop * self.head_dim)
 
 
 class Builder:
@@ -52,7 +70,6 @@ class Builder:
         quantization: str,
         deterministic: bool,
     ) -> None:
-        self.heads = shard_heads(config.num_heads, config.num_kv_heads, parallel)
         self._config = config
         self._checkpoint = checkpoint
         self._parallel = parallel
@@ -66,9 +83,24 @@ class Builder:
         if parallel.size > 1:
             self._single = Builder(config, checkpoint, TensorParallel(), quantization, deterministic)
 
+    def layer_inputs(self) -> LayerInputs | None:
+        """What gives each layer an embedding of a token, whole on every rank; None: layers have none."""
+        config, single = self._config, self._single
+        size = config.layer_input_size
+        if size == 0:
+            return None
+        name, width = "model.embed_tokens_per_layer.weight", slice(0, size * config.num_layers)
+        weight, _ = single._vocabulary_rows(name, config.layer_input_vocab_size)
+        embedding = Embedding(weight, 0, math.sqrt(size), TensorParallel(), self._checkpoint.dtype)
+        projection = single._fused(["model.per_layer_model_projection"], [width], False)
+        # Checkpoints divide what is projected by the root of the hidden size before the norm.
+        eps = config.rms_norm_eps * config.hidden_size
+        norm = RMSNorm(self._norm_weight("model.per_layer_projection_norm"), eps)
+        return LayerInputs(embedding, projection, norm)
+
     def embedding(self) -> tuple[Embedding, Tensor | TiledBlocks]:
         """The embedding, and its weight for an LM head that is tied to it."""
-        weight, first = self._vocabulary_rows("model.embed_tokens.weight")
+        weight, first = self._vocabulary_rows("model.embed_tokens.weight", self._config.vocab_size)
         multiplier, dtype = self._config.embedding_multiplier, self._checkpoint.dtype
         return Embedding(weight, first, multiplier, self._parallel, dtype), weight
 
@@ -78,7 +110,7 @@ class Builder:
         norm = self._norm("model.norm", 1 / config.logits_scaling)
         weight = embedding_weight
         if not (config.tie_word_embeddings or config.pooling):
-            weight, _ = self._vocabulary_rows("lm_head.weight")
+            weight, _ = self._vocabulary_rows("lm_head.weight", config.vocab_size)
         if isinstance(weight, TiledBlocks):
             linear = BlockLinear([weight])
         elif config.pooling is not None and self._checkpoint.device.type == "cpu":
@@ -120,80 +152,131 @@ class Builder:
 
     def layer(self, index: int) -> DecoderLayer:
         """Load one layer, then return the temporary memory of reading and packing it."""
-        prefix = f"model.layers.{index}"
-        has_experts = self._config.experts is not None and self._config.experts.layers[index]
+        config, prefix = self._config, f"model.layers.{index}"
+        scale = 1.0
+        if config.has_layer_scales:
+            scale = float(self._checkpoint.read(f"{prefix}.layer_scalar", dtype=torch.float32))
         attention = self._attention(prefix, index)
-        layer = DecoderLayer(attention, (self._experts if has_experts else self._feed_forward)(prefix))
+        # The last block's norm has the scale.
+        block_scale = 1.0 if config.layer_input_size else scale
+        if config.experts is None or not config.experts.layers[index]:
+            feed_forward = self._feed_forward(prefix, index, scale=block_scale)
+        elif config.experts.is_beside_dense:
+            feed_forward = self._dense_and_experts(prefix, index, block_scale)
+        else:
+            feed_forward = self._experts(prefix)
+        block = self._input_block(prefix, scale) if config.layer_input_size else None
+        layer = DecoderLayer(attention, feed_forward, block, scale)
         if self._checkpoint.device.type == "cpu":
             return_freed_memory()
         return layer
 
     def _attention(self, prefix: str, index: int) -> AttentionLayer:
-        config = self._config
-        block = f"{prefix}.self_attn"
+        config, block = self._config, f"{prefix}.self_attn"
+        heads = self._heads(index)
         norm = self._norm(f"{prefix}.input_layernorm") if config.has_pre_norms else None
         post_norm = self._norm(f"{prefix}.post_attention_layernorm") if config.has_post_norms else None
-        qkv = self._qkv(block)
-        output = self._row_parallel(
-            f"{block}.o_proj", self._head_rows(self.heads.query), config.has_output_bias
-        )
+        qkv = self._qkv(block, heads)
+        output = self._row_parallel(f"{block}.o_proj", heads.rows(heads.query), config.has_output_bias)
         return AttentionLayer(
             qkv_proj=BlockInput(norm, qkv),
             o_proj=BlockOutput(output, post_norm, self._parallel),
-            wide_norm=self._wide_qk_norm(block) if config.has_wide_qk_norm else None,
+            wide_norm=self._wide_qk_norm(block, heads) if config.has_wide_qk_norm else None,
             options=LayerOptions(
-                layer=index,
+                layer=config.layer_caches[index],
                 rope=config.layer_ropes[index],
                 scale=config.attention_scale,
                 window=config.layer_windows[index],
                 softcap=config.attention_softcap,
-                qk_norm=self._qk_norm(block) if config.has_qk_norm else None,
-                sinks=self._sinks(block) if config.has_sinks else None,
+                qk_norm=self._qk_norm(block, heads) if config.has_qk_norm else None,
+                sinks=self._sinks(block, heads.query) if config.has_sinks else None,
                 has_gemvs=qkv.has_gemv and output.has_gemv,
+                value_norm=config.rms_norm_eps if config.has_value_norm else None,
+                keys_are_values=config.keys_are_values(index),
+                shares_cache=config.shares_cache(index),
             ),
         )
 
-    def _feed_forward(self, prefix: str) -> FeedForward:
+    def _feed_forward(
+        self, prefix: str, index: int, output_norm: str = "post_feedforward_layernorm", scale: float = 1.0
+    ) -> FeedForward:
+        """The feed-forward block; scale: of what its norm returns, if it has one."""
         config = self._config
         # Without post-norms, checkpoints call this norm as others call the attention's post-norm.
         norm_name = "pre_feedforward_layernorm" if config.has_post_norms else "post_attention_layernorm"
         norm = self._norm(f"{prefix}.{norm_name}") if config.has_pre_norms else None
-        post_norm = self._norm(f"{prefix}.post_feedforward_layernorm") if config.has_post_norms else None
-        inner = shard_range(config.intermediate_size, self._parallel, what="feed-forward columns")
+        post_norm = self._norm(f"{prefix}.{output_norm}", scale) if config.has_post_norms else None
+        inner = shard_range(config.feed_forward_size(index), self._parallel, what="feed-forward columns")
         rows = slice(inner.start, inner.stop)
         names = [f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"]
-        gate_up = self._fused(names, [rows, rows], config.has_mlp_bias, num_interleaved=0)
+        gate_up = self._fused(names, [rows, rows], config.has_mlp_bias)
         down = self._row_parallel(f"{prefix}.mlp.down_proj", rows, config.has_mlp_bias)
         return FeedForward(
             BlockInput(norm, gate_up, config.activation), BlockOutput(down, post_norm, self._parallel)
+        )
+
+    def _dense_and_experts(self, prefix: str, index: int, scale: float) -> DenseAndExperts:
+        config, experts = self._config, self._config.experts
+        assert experts is not None, "a network without experts"
+        dense_norm, norm, routed_norm = EXPERT_NORMS
+        router = self._router(f"{prefix}.mlp.gate", experts)
+        # Checkpoints divide by the root of the hidden size what they multiply with the weight.
+        weight = self._checkpoint.read(f"{prefix}.mlp.gate.scale", dtype=torch.float32)
+        return DenseAndExperts(
+            dense=self._feed_forward(prefix, index, dense_norm),
+            router_norm=RMSNorm(weight / math.sqrt(config.hidden_size), config.rms_norm_eps),
+            norm=self._norm(f"{prefix}.{norm}"),
+            router=router,
+            experts=self._routed(f"{prefix}.mlp", router, experts),
+            routed_norm=self._norm(f"{prefix}.{routed_norm}"),
+            output_norm=self._norm(f"{prefix}.post_feedforward_layernorm", scale),
+            parallel=self._parallel,
+        )
+
+    def _input_block(self, prefix: str, scale: float) -> InputBlock:
+        config, single = self._config, self._single
+        rows = slice(0, config.layer_input_size)
+        gate = single._fused([f"{prefix}.per_layer_input_gate"], [rows], False)
+        output = single._row_parallel(f"{prefix}.per_layer_projection", rows, False)
+        norm = self._norm(f"{prefix}.post_per_layer_input_norm", scale)
+        return InputBlock(
+            BlockInput(None, gate), config.activation, BlockOutput(output, norm, TensorParallel())
         )
 
     def _experts(self, prefix: str) -> ExpertFeedForward:
         experts = self._config.experts
         assert experts is not None, "a network without experts"
         norm = self._norm(f"{prefix}.post_attention_layernorm")
-        has_bias = experts.has_bias
-        router = Router(
-            self._checkpoint.read(f"{prefix}.mlp.gate.weight"),
+        router = self._router(f"{prefix}.mlp.gate", experts)
+        shared = self._shared_expert(f"{prefix}.mlp", experts) if experts.shared_size else None
+        routed = self._routed(f"{prefix}.mlp", router, experts)
+        return ExpertFeedForward(norm, router, routed, self._parallel, shared)
+
+    def _router(self, name: str, experts: ExpertsConfig) -> Router:
+        return Router(
+            self._checkpoint.read(f"{name}.weight"),
             experts.num_chosen,
             experts.renormalises,
             self._deterministic,
-            self._checkpoint.read(f"{prefix}.mlp.gate.bias") if has_bias else None,
+            self._checkpoint.read(f"{name}.bias") if experts.has_bias else None,
             experts.held,
-            self._scoring(f"{prefix}.mlp.gate", experts),
+            self._scoring(name, experts),
         )
-        names = [f"{prefix}.mlp.experts.{number}" for number in experts.here]
+
+    def _routed(self, prefix: str, router: Router, experts: ExpertsConfig) -> Experts:
+        names = [f"{prefix}.experts.{number}" for number in experts.here]
         builder = self if experts.held is None else self._single
-        read = builder._stacked if stacks_experts(router.weight) else builder._listed
-        shared = self._shared_expert(f"{prefix}.mlp", experts) if experts.shared_size else None
         with names_expert_parallel(experts, self._parallel):
-            return ExpertFeedForward(norm, router, read(names, experts), self._parallel, shared)
+            read = builder._stacked if stacks_experts(router.weight) else builder._listed
+            return read(names, experts)
 
     def _scoring(self, prefix: str, experts: ExpertsConfig) -> Scoring | None:
-        bias = None
+        bias = factors = None
         if experts.has_choice_bias:
             bias = self._checkpoint.read(f"{prefix}.e_score_correction_bias", dtype=torch.float32)
-        scoring = Scoring(experts.is_sigmoid, bias, experts.groups, experts.scaling)
+        if experts.is_beside_dense:
+            factors = self._checkpoint.read(f"{prefix}.per_expert_scale", dtype=torch.float32)
+        scoring = Scoring(experts.is_sigmoid, bias, experts.groups, experts.scaling, factors)
         return None if scoring == Scoring() else scoring
 
     def _shared_expert(self, prefix: str, experts: ExpertsConfig) -> SharedExpert:
@@ -205,7 +288,7 @@ class Builder:
             weight = self._checkpoint.read(f"{prefix}.shared_expert_gate.weight")
             gate = make_invariant_linear(weight) if self._deterministic else PlainLinear(weight, None)
         return SharedExpert(
-            self._fused(names[:2], [rows, rows], has_bias, num_interleaved=0),
+            self._fused(names[:2], [rows, rows], has_bias),
             self._row_parallel(names[2], rows, has_bias),
             self._config.activation,
             gate,
@@ -228,75 +311,77 @@ class Builder:
         rows, has_bias = slice(inner.start, inner.stop), experts.has_bias
         inputs = [[f"{name}.gate_proj", f"{name}.up_proj"] for name in names]
         return ListedExperts(
-            [self._fused(pair, [rows, rows], has_bias, num_interleaved=0) for pair in inputs],
+            [self._fused(pair, [rows, rows], has_bias) for pair in inputs],
             [self._row_parallel(f"{name}.down_proj", rows, has_bias) for name in names],
             self._config.activation,
         )
 
-    def _qkv(self, prefix: str) -> Linear:
-        q_rows, kv_rows = self._head_rows(self.heads.query), self._head_rows(self.heads.kv)
-        names = [f"{prefix}.{name}" for name in ("q_proj", "k_proj", "v_proj")]
-        return self._fused(names, [q_rows, kv_rows, kv_rows], self._config.has_qkv_bias, num_interleaved=2)
+    def _heads(self, index: int) -> _Heads:
+        config = self._config
+        cache, own = config.cache_layer(index), projections(config, index)
+        heads = shard_heads(config.num_heads, cache.num_kv_heads, self._parallel)
+        return _Heads(heads.query, heads.kv, cache.head_dim, own)
 
-    def _sinks(self, prefix: str) -> Tensor:
-        heads = self.heads.query
+    def _qkv(self, prefix: str, heads: _Heads) -> Linear:
+        rows = [heads.rows(heads.query if name == "q" else heads.kv) for name in heads.own]
+        names = [f"{prefix}.{name}_proj" for name in heads.own]
+        return self._fused(names, rows, self._config.has_qkv_bias, heads.head_dim)
+
+    def _sinks(self, prefix: str, heads: range) -> Tensor:
         return self._checkpoint.read(f"{prefix}.sinks", rows=self._part(slice(heads.start, heads.stop)))
 
-    def _qk_norm(self, prefix: str) -> HeadRMSNorm:
-        q, k = (
-            self._interleaved(self._norm_weight(f"{prefix}.{name}", torch.float32))
-            for name in ("q_norm", "k_norm")
-        )
-        weight = torch.cat((q.expand(len(self.heads.query), -1), k.expand(len(self.heads.kv), -1)))
-        return HeadRMSNorm(weight, self._config.rms_norm_eps)
+    def _qk_norm(self, prefix: str, heads: _Heads) -> HeadRMSNorm:
+        weights = []
+        for name, own in zip(heads.own[:2], (heads.query, heads.kv), strict=False):
+            weight = self._norm_weight(f"{prefix}.{name}_norm", torch.float32)
+            weights.append(self._interleaved(weight, heads.head_dim).expand(len(own), -1))
+        return HeadRMSNorm(torch.cat(weights), self._config.rms_norm_eps)
 
-    def _wide_qk_norm(self, prefix: str) -> WideQKNorm:
+    def _wide_qk_norm(self, prefix: str, heads: _Heads) -> WideQKNorm:
         q, k = (
-            self._interleaved(self._norm_weight(f"{prefix}.{name}"))[part]
-            for name, part in (
-                ("q_norm", self._head_rows(self.heads.query)),
-                ("k_norm", self._head_rows(self.heads.kv)),
-            )
+            self._interleaved(self._norm_weight(f"{prefix}.{name}"), heads.head_dim)[heads.rows(part)]
+            for name, part in (("q_norm", heads.query), ("k_norm", heads.kv))
         )
         config = self._config
-        sizes = (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim)
+        sizes = (config.num_heads * heads.head_dim, config.num_kv_heads * heads.head_dim)
         return WideQKNorm((q, k), sizes, config.rms_norm_eps, self._parallel)
 
     def _fused(
-        self, names: Sequence[str], rows: Sequence[slice], has_bias: bool, num_interleaved: int
+        self, names: Sequence[str], rows: Sequence[slice], has_bias: bool, head_dim: int = 0
     ) -> Linear:
         """One product for several projections of the same input.
 
-        The first num_interleaved of them are reordered for the rotation (see layers.rotary).
+        With a head_dim, the first two are of queries and keys and reordered for the rotation (see
+        layers.rotary).
         """
         size = sum(part.stop - part.start for part in rows)
         weights = [f"{name}.weight" for name in names]
         bias = None
         if has_bias:
             bias = self._checkpoint.empty(size)
-            self._fill(bias, [f"{name}.bias" for name in names], rows, num_interleaved)
+            self._fill(bias, [f"{name}.bias" for name in names], rows, head_dim)
         if self._checkpoint.stays_quantised(weights[0]):
-            return self._quantised_linear(self._read_quantised(weights, rows, num_interleaved), bias)
+            return self._quantised_linear(self._read_quantised(weights, rows, head_dim), bias)
         weight = self._checkpoint.empty(size, self._config.hidden_size, dtype=self._matrix_dtype)
-        self._fill(weight, weights, rows, num_interleaved)
+        self._fill(weight, weights, rows, head_dim)
         return self._linear(weight, bias)
 
     def _read_quantised(
-        self, names: Sequence[str], rows: Sequence[slice], num_interleaved: int
+        self, names: Sequence[str], rows: Sequence[slice], head_dim: int
     ) -> Iterator[QuantisedWeight]:
         for index, (name, part) in enumerate(zip(names, rows, strict=True)):
             weight = self._checkpoint.read_quantised(name, rows=self._part(part))
-            if index < num_interleaved:
+            if head_dim and index < 2:
                 order = torch.arange(weight.shape[0], device=weight.device)
-                weight = weight.take(self._interleaved(order))
+                weight = weight.take(self._interleaved(order, head_dim))
             yield weight
 
-    def _fill(self, fused: Tensor, names: Sequence[str], rows: Sequence[slice], num_interleaved: int) -> None:
+    def _fill(self, fused: Tensor, names: Sequence[str], rows: Sequence[slice], head_dim: int) -> None:
         start = 0
         for index, (name, part) in enumerate(zip(names, rows, strict=True)):
             tensor = self._checkpoint.read(name, rows=self._part(part), dtype=fused.dtype)
-            if index < num_interleaved:
-                tensor = self._interleaved(tensor)
+            if head_dim and index < 2:
+                tensor = self._interleaved(tensor, head_dim)
             fused[start : start + tensor.shape[0]] = tensor
             start += tensor.shape[0]
 
@@ -326,9 +411,9 @@ class Builder:
         weight = self._checkpoint.read(f"{name}.weight", dtype=torch.float32 if offset else dtype)
         return weight + offset if offset else weight
 
-    def _vocabulary_rows(self, name: str) -> tuple[Tensor | TiledBlocks, int]:
+    def _vocabulary_rows(self, name: str, num_rows: int) -> tuple[Tensor | TiledBlocks, int]:
         """This rank's rows, padded to the share that every rank has, and the id of the first row."""
-        rows, share = vocabulary_shard(self._config.vocab_size, self._parallel)
+        rows, share = vocabulary_shard(num_rows, self._parallel)
         if self._checkpoint.stays_quantised(name):
             blocks = self._checkpoint.read_quantised(name, rows=self._part(rows))
             assert isinstance(blocks, AnyBlocks), f"{name}: rows of {blocks.kind} cannot be looked up"
@@ -338,13 +423,10 @@ class Builder:
             weight = pad(weight, (0, 0, 0, share - weight.shape[0]))
         return weight, rows.start
 
-    def _interleaved(self, tensor: Tensor) -> Tensor:
+    def _interleaved(self, tensor: Tensor, head_dim: int) -> Tensor:
         if self._config.rotates_pairs:
             return tensor
-        return interleave_halves(tensor, self._config.head_dim, self._config.rotary_dim)
-
-    def _head_rows(self, heads: range) -> slice:
-        return slice(heads.start * self._config.head_dim, heads.stop * self._config.head_dim)
+        return interleave_halves(tensor, head_dim, self._config.rotary_dim)
 
     def _part(self, part: slice) -> Part:
         """The slice to read; a single rank reads whole tensors."""

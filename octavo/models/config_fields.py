@@ -66,8 +66,9 @@ class ConfigFields:
         return value
 
     def mapping(self, name: str) -> Mapping[str, object]:
-        """Return an object; empty where the field is null or absent."""
+        """Return an object; empty where the field is null or absent, and the family has no default."""
         value = self.get(name)
+        value = self._defaults.get(name) if value is None else value
         if value is None:
             return {}
         if not isinstance(value, Mapping):

@@ -29,29 +29,30 @@ from octavo.models.decoder import Decoder
 from octavo.models.experts.names import with_expert_names
 from octavo.models.model_config import ModelConfig
 from octavo.models.one_thread import one_thread
-from octavo.models.parameters import draft_names, parameter_shapes, with_own_projections
+from octavo.models.parameters import draft_names, parameter_shapes, unread_names, with_own_projections
 from octavo.models.storage import kept_storage
 from octavo.models.weights import QuantisedSource, WeightSource
-from octavo.parallel import TensorParallel
+from octavo.parallel import TensorParallel, shard_heads
 
 
 def kv_scale_names(config: ModelConfig) -> list[str]:
     """Return the names of all scales, layer after layer: that of keys, then that of values."""
-    layers = range(config.num_layers)
+    layers = range(len(config.cache_layers))
     return [f"model.layers.{layer}.self_attn.{name}" for layer in layers for name in ("k_scale", "v_scale")]
 
 
-def read_kv_scales(weights: WeightSource, config: ModelConfig, heads: range) -> Tensor | None:
-    """Read the scales of some kv heads.
+def read_kv_scales(weights: WeightSource, config: ModelConfig, parallel: TensorParallel) -> Tensor | None:
+    """Read the scales of a rank's kv heads.
 
     Args:
         weights: the checkpoint.
         config: the network.
-        heads: kv heads of this rank.
+        parallel: this rank.
 
     Returns:
-        [L, 2, len(heads)] float32 on the CPU, or None where the checkpoint has none. Some tools write 0 for a
-        cache that they never saw: call check_kv_scales before they are used.
+        [cache layers, 2, most kv heads of a layer on this rank] float32 on the CPU, 1 for heads that a layer
+        does not have; or None where the checkpoint has none. Some tools write 0 for a cache that they never
+        saw: call check_kv_scales before they are used.
 
     Raises:
         WeightsError: only some are there, or a scale is neither [1] nor [KH].
@@ -64,8 +65,13 @@ def read_kv_scales(weights: WeightSource, config: ModelConfig, heads: range) -> 
         raise WeightsError(
             f"the checkpoint lacks {missing[0]}, but has scales of other layers; expected all or none of them"
         )
-    rows = torch.stack([_read_scale(weights, name, config.num_kv_heads) for name in names])
-    return rows.view(config.num_layers, 2, config.num_kv_heads)[..., heads.start : heads.stop]
+    own = [shard_heads(config.num_heads, layer.num_kv_heads, parallel).kv for layer in config.cache_layers]
+    scales = torch.ones(len(own), 2, max(map(len, own)))
+    for index, name in enumerate(names):
+        heads, layer = own[index // 2], config.cache_layers[index // 2]
+        row = _read_scale(weights, name, layer.num_kv_heads)[heads.start : heads.stop]
+        scales[index // 2, index % 2, : len(heads)] = row
+    return scales
 
 
 def check_kv_scales(scales: Tensor, config: ModelConfig) -> None:
@@ -140,7 +146,7 @@ def load_decoder(
     is_gpt_oss = config.experts is not None and config.experts.is_gpt_oss
     weights = with_own_projections(with_expert_names(weights, is_gpt_oss=is_gpt_oss), config)
     shapes = parameter_shapes(config)
-    check_tensors(weights, shapes, optional=[*kv_scale_names(config), *draft_names(weights, config)])
+    check_tensors(weights, shapes, optional=_optional_names(weights, config))
     stored = weights.storage() if isinstance(weights, QuantisedSource) else {}
     own = config.with_whole_experts(parallel) if expert_parallel else config
     num_tensors = len(parameter_shapes(own))
@@ -151,28 +157,34 @@ def load_decoder(
     builder = Builder(own, checkpoint, parallel, others, deterministic)
     with one_thread if kept and device.type == "cpu" else nullcontext():
         embedding, embedding_weight = builder.embedding()
+        layer_inputs = builder.layer_inputs()
         layers = tuple(builder.layer(index) for index in range(config.num_layers))
         stack = make_stack([(layer.attention, layer.feed_forward) for layer in layers])
         lm_head = builder.lm_head(embedding_weight)
         pooler = builder.pooler()
     decoder = Decoder(
         config=config,
-        num_heads=len(builder.heads.query),
-        num_kv_heads=len(builder.heads.kv),
+        num_heads=config.num_heads // parallel.size,
+        cache_layers=config.own_cache_layers(parallel),
         attention_impl=attention_impl,
         deterministic=deterministic,
         embed_tokens=embedding,
+        layer_inputs=layer_inputs,
         ropes=_ropes(config, max_model_len or config.max_position_embeddings, device),
         layers=layers,
         lm_head=lm_head,
         pooler=pooler,
-        kv_scales=read_kv_scales(weights, config, builder.heads.kv),
+        kv_scales=read_kv_scales(weights, config, parallel),
         stack=stack,
         parallel=parallel,
     )
     if device.type == "cpu":
         return_freed_memory()
     return decoder
+
+
+def _optional_names(weights: WeightSource, config: ModelConfig) -> list[str]:
+    return [*kv_scale_names(config), *draft_names(weights, config), *unread_names(config)]
 
 
 def _check_deterministic(config: ModelConfig, quantization: str, parallel: TensorParallel) -> None:
@@ -188,5 +200,9 @@ def _check_deterministic(config: ModelConfig, quantization: str, parallel: Tenso
 
 
 def _ropes(config: ModelConfig, max_model_len: int, device: torch.device) -> tuple[Rotary, ...]:
-    tables = (inverse_frequencies(rope, config.rotary_dim, max_model_len) for rope in config.ropes)
-    return tuple(Rotary(frequencies.to(device), factor, config.head_dim) for frequencies, factor in tables)
+    ropes = []
+    for rope, head_dim in zip(config.ropes, config.rope_head_dims, strict=True):
+        frequencies, factor = inverse_frequencies(rope, config.rotary_dim or head_dim, max_model_len)
+        growth = (rope.query_growth, rope.original_max_positions) if rope.query_growth else None
+        ropes.append(Rotary(frequencies.to(device), factor, head_dim, growth))
+    return tuple(ropes)

@@ -1,26 +1,29 @@
 """The frozen description of a network, the same for all families, read from a config.json."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from octavo.errors import ConfigError, FileFormatError, UnsupportedModelError
+from octavo.errors import ConfigError, UnsupportedModelError
 from octavo.kernels.clamped_swiglu import LIMIT, NAME, SLOPE
+from octavo.kv.cache_layers import CacheLayer
 from octavo.layers import RopeConfig
 from octavo.models.config_fields import ConfigFields
 from octavo.models.experts.experts_config import NUM_EXPERTS_KEYS, ExpertsConfig, read_experts
+from octavo.models.families.cache_fields import read_cache_layers, read_layer_caches
 from octavo.models.families.family import Family
 from octavo.models.families.layer_fields import (
     read_layer_ropes,
     read_layer_types,
     read_ropes,
-    read_rotary_dim,
+    read_rotary_dims,
     read_windows,
 )
 from octavo.models.families.registry import find_family
+from octavo.models.families.text_parts import text_fields
 from octavo.models.formats.float4 import Mxfp4Scheme
 from octavo.models.formats.schemes import Scheme, read_scheme
-from octavo.parallel import TensorParallel, shard_whole
+from octavo.parallel import TensorParallel, shard_heads, shard_whole
 from octavo.pooling import Pooling
 
 _ACTIVATIONS = {
@@ -41,6 +44,7 @@ _SHARED_KEYS = (
     "num_shared_experts",
     "moe_num_shared_experts",
     "shared_expert_intermediate_size",
+    "shared_intermediate_size",
 )
 # Keys of unsupported features, and the values, besides null, that switch the feature off.
 _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
@@ -60,7 +64,8 @@ _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "use_bias": (False,),
     "logit_scale": (1,),
     "clip_qkv": (),
-    "use_bidirectional_attention": (False,),
+    # Gemma 4's "vision" is for images alone.
+    "use_bidirectional_attention": (False, "vision"),
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
     "altup_num_inputs": (1,),
@@ -82,9 +87,11 @@ class ModelConfig:
         num_layers: decoder layers.
         num_draft_layers: layers after these in checkpoints, which predict a token further; they are not run.
         num_heads: query heads.
-        num_kv_heads: key/value heads; divides num_heads.
-        head_dim: dimension of a head; even.
-        rotary_dim: how many of these, the first ones, are rotated by the position; even.
+        cache_layers: what the layers with keys and values of their own keep; each number of kv heads divides
+            num_heads.
+        layer_caches: per layer, index into cache_layers of what it reads.
+        has_keys_as_values: layers without a window have no projection of values.
+        rotary_dim: how many dimensions of a head, the first ones, are rotated by the position; None: all.
         rotates_pairs: see Family.
         max_position_embeddings: longest context in tokens, with YaRN's stretching.
         rms_norm_eps: added to mean squares.
@@ -93,8 +100,11 @@ class ModelConfig:
         has_qkv_bias: q, k and v projections have biases.
         has_output_bias: the attention output projection has a bias.
         has_mlp_bias: the feed-forward projections have biases.
-        has_qk_norm, has_wide_qk_norm, has_pre_norms, has_post_norms: see Family.
-        has_fused_projections, has_sinks: see Family.
+        has_qk_norm, has_wide_qk_norm, has_value_norm, has_pre_norms, has_post_norms: see Family.
+        has_fused_projections, has_sinks, has_layer_scales: see Family.
+        has_double_feed_forwards: layers that read another layer's keys have twice the intermediate size.
+        layer_input_size: width of the embedding that each layer has of a token; 0: there is none.
+        layer_input_vocab_size: rows of the table of these.
         embedding_multiplier: factor of embeddings.
         logits_scaling: divisor of logits.
         attention_scale: factor of q.k.
@@ -102,6 +112,7 @@ class ModelConfig:
         final_softcap: bound of logits; 0: none.
         layer_windows: per layer, how many last keys a token sees, itself included; None: all.
         ropes: the rotary frequencies in use.
+        rope_head_dims: of each of ropes, dimension of the heads that it turns.
         layer_ropes: per layer, index into ropes.
         experts: the mixtures of experts, or None.
         tie_word_embeddings: the LM head is the embedding.
@@ -118,9 +129,10 @@ class ModelConfig:
     num_layers: int
     num_draft_layers: int
     num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rotary_dim: int
+    cache_layers: tuple[CacheLayer, ...]
+    layer_caches: tuple[int, ...]
+    has_keys_as_values: bool
+    rotary_dim: int | None
     rotates_pairs: bool
     max_position_embeddings: int
     rms_norm_eps: float
@@ -131,10 +143,15 @@ class ModelConfig:
     has_mlp_bias: bool
     has_qk_norm: bool
     has_wide_qk_norm: bool
+    has_value_norm: bool
     has_pre_norms: bool
     has_post_norms: bool
     has_fused_projections: bool
     has_sinks: bool
+    has_layer_scales: bool
+    has_double_feed_forwards: bool
+    layer_input_size: int
+    layer_input_vocab_size: int
     embedding_multiplier: float
     logits_scaling: float
     attention_scale: float
@@ -142,6 +159,7 @@ class ModelConfig:
     final_softcap: float
     layer_windows: tuple[int | None, ...]
     ropes: tuple[RopeConfig, ...]
+    rope_head_dims: tuple[int, ...]
     layer_ropes: tuple[int, ...]
     experts: ExpertsConfig | None
     tie_word_embeddings: bool
@@ -162,17 +180,22 @@ class ModelConfig:
             FileFormatError: a field is missing or malformed.
         """
         family = find_family(config)
-        fields = ConfigFields(_text_part(config), family.defaults, where="config.json")
+        fields = ConfigFields(text_fields(config, family.model_type), family.defaults, where="config.json")
         _require_neutral(fields, family)
         _check_scheme(read_scheme(config), family)
         num_heads = fields.integer("num_attention_heads", maximum=2**14)
         hidden_size = fields.integer("hidden_size", maximum=2**20)
-        head_dim = fields.integer("head_dim", max(1, hidden_size // num_heads), minimum=4, maximum=2**14)
         num_layers = fields.integer("num_hidden_layers", maximum=2**14)
         layer_types = read_layer_types(fields, family, num_layers)
-        rotary_dim = read_rotary_dim(fields, family, head_dim)
-        ropes = read_ropes(fields, family, rotary_dim)
-        layer_ropes = read_layer_ropes(fields, family, layer_types, ropes, rotary_dim)
+        windows = read_windows(fields, layer_types)
+        layers = read_cache_layers(fields, family, layer_types, windows)
+        layer_caches = read_layer_caches(fields, family, layers)
+        head_dims = [layer.head_dim for layer in layers]
+        rotary_dims = read_rotary_dims(fields, family, layer_types, head_dims)
+        ropes = read_ropes(fields, family, rotary_dims)
+        ropes = read_layer_ropes(fields, family, layer_types, ropes, rotary_dims)
+        # Equal frequencies of heads of another size are others.
+        layer_ropes = list(zip(ropes, head_dims, strict=True))
         used_ropes = tuple(dict.fromkeys(layer_ropes))
         bias_rule = family.attention_bias
         has_bias = "by_config" in bias_rule and fields.boolean(family.bias_key)
@@ -181,15 +204,16 @@ class ModelConfig:
             architecture=family.architecture,
             vocab_size=fields.integer("vocab_size"),
             hidden_size=hidden_size,
-            intermediate_size=fields.integer("intermediate_size", maximum=2**24),
+            intermediate_size=fields.integer(family.dense_size_key, maximum=2**24),
             num_layers=num_layers,
             num_draft_layers=max(fields.integer(name, 0, minimum=0, maximum=64) for name in _DRAFT_KEYS),
             num_heads=num_heads,
-            num_kv_heads=fields.integer("num_key_value_heads", num_heads, maximum=num_heads),
-            head_dim=head_dim,
-            rotary_dim=rotary_dim,
+            cache_layers=layers[: len(set(layer_caches))],
+            layer_caches=layer_caches,
+            has_keys_as_values=family.has_full_heads and fields.boolean("attention_k_eq_v"),
+            rotary_dim=rotary_dims[layer_types[0]] if family.has_partial_rotary else None,
             rotates_pairs=family.rotates_pairs,
-            max_position_embeddings=_max_positions(fields, used_ropes),
+            max_position_embeddings=_max_positions(fields, [rope for rope, _ in used_ropes]),
             # Blocks that add r * y to a stream are blocks that add y to a stream in units of r: a norm of it
             # is the same with eps / r**2.
             rms_norm_eps=fields.number("rms_norm_eps", 1e-6) / residual**2,
@@ -200,19 +224,25 @@ class ModelConfig:
             has_mlp_bias=family.has_mlp_bias_option and fields.boolean("mlp_bias"),
             has_qk_norm=_has_qk_norm(fields, family),
             has_wide_qk_norm=family.has_wide_qk_norm,
+            has_value_norm=family.has_value_norm,
             has_pre_norms=family.has_pre_norms,
             has_post_norms=family.has_post_norms,
             has_fused_projections=family.has_fused_projections,
             has_sinks=family.has_sinks,
+            has_layer_scales=family.has_layer_scales,
+            has_double_feed_forwards=family.has_shared_caches and fields.boolean("use_double_wide_mlp"),
+            layer_input_size=_layer_input(fields, family, "hidden_size_per_layer_input"),
+            layer_input_vocab_size=_layer_input(fields, family, "vocab_size_per_layer_input"),
             embedding_multiplier=_embedding_multiplier(fields, family, hidden_size) / residual,
             logits_scaling=_multiplier(fields, family, "logits_scaling"),
-            attention_scale=_attention_scale(fields, family, head_dim),
+            attention_scale=_attention_scale(fields, family, layers[0].head_dim),
             attention_softcap=_softcap(
                 fields, "attn_logit_softcapping", allowed=family.has_attention_softcap
             ),
             final_softcap=_softcap(fields, "final_logit_softcapping", allowed=family.has_final_softcap),
-            layer_windows=read_windows(fields, layer_types),
-            ropes=used_ropes,
+            layer_windows=windows,
+            ropes=tuple(rope for rope, _ in used_ropes),
+            rope_head_dims=tuple(head_dim for _, head_dim in used_ropes),
             layer_ropes=tuple(used_ropes.index(rope) for rope in layer_ropes),
             experts=None if family.experts is None else read_experts(fields, family.experts, num_layers),
             tie_word_embeddings=fields.boolean("tie_word_embeddings"),
@@ -220,8 +250,47 @@ class ModelConfig:
             eos_token_ids=_eos_token_ids(fields),
             dtype=_dtype(fields),
         )
-        model._check_sizes()
+        model._check_layer_inputs()
         return model
+
+    @property
+    def num_kv_heads(self) -> int:
+        """The most key/value heads of any layer."""
+        return max(layer.num_kv_heads for layer in self.cache_layers)
+
+    @property
+    def head_dim(self) -> int:
+        """The largest dimension of a head."""
+        return max(layer.head_dim for layer in self.cache_layers)
+
+    def cache_layer(self, layer: int) -> CacheLayer:
+        """Return what a decoder layer reads."""
+        return self.cache_layers[self.layer_caches[layer]]
+
+    def shares_cache(self, layer: int) -> bool:
+        """Return whether a decoder layer reads keys and values that an earlier one stores."""
+        return self.layer_caches[layer] in self.layer_caches[:layer]
+
+    def keys_are_values(self, layer: int) -> bool:
+        """Return whether a decoder layer stores keys and values of one projection."""
+        is_full = self.layer_windows[layer] is None
+        return self.has_keys_as_values and is_full and not self.shares_cache(layer)
+
+    def feed_forward_size(self, layer: int) -> int:
+        """Return the width of a decoder layer's feed-forward."""
+        is_double = self.has_double_feed_forwards and self.shares_cache(layer)
+        return self.intermediate_size * (2 if is_double else 1)
+
+    def own_cache_layers(self, parallel: TensorParallel) -> tuple[CacheLayer, ...]:
+        """Return what a rank keeps of cache_layers.
+
+        Raises:
+            ConfigError: the ranks do not divide the heads; see shard_heads.
+        """
+        return tuple(
+            replace(layer, num_kv_heads=len(shard_heads(self.num_heads, layer.num_kv_heads, parallel).kv))
+            for layer in self.cache_layers
+        )
 
     def with_whole_experts(self, parallel: TensorParallel) -> "ModelConfig":
         """Return the network with the experts that a rank holds, if each rank holds whole ones.
@@ -237,14 +306,12 @@ class ModelConfig:
         held = shard_whole(self.experts.number, parallel, what="experts")
         return replace(self, experts=replace(self.experts, held=held))
 
-    def _check_sizes(self) -> None:
-        if self.num_heads % self.num_kv_heads:
-            raise FileFormatError(
-                f"config.json: num_key_value_heads must divide num_attention_heads = {self.num_heads}, "
-                f"got {self.num_kv_heads}"
+    def _check_layer_inputs(self) -> None:
+        if self.layer_input_size and self.layer_input_vocab_size < self.vocab_size:
+            raise UnsupportedModelError(
+                f"config.json: vocab_size_per_layer_input = {self.layer_input_vocab_size} below vocab_size = "
+                f"{self.vocab_size} is not supported"
             )
-        if self.head_dim % 2:
-            raise FileFormatError(f"config.json: head_dim must be even, got {self.head_dim}")
 
 
 def _require_neutral(fields: ConfigFields, family: Family) -> None:
@@ -253,21 +320,12 @@ def _require_neutral(fields: ConfigFields, family: Family) -> None:
         known = {*NUM_EXPERTS_KEYS, family.experts.shared_key}
         neutral = {key: values for key, values in neutral.items() if key not in known}
     read = {"no_rope_layers": family.has_nope_layers, "partial_rotary_factor": family.has_partial_rotary}
+    read["num_kv_shared_layers"] = family.has_shared_caches
     read |= dict.fromkeys(_MULTIPLIERS, family.has_multipliers) | {family.output_bias_key: True}
     fields.require_neutral({key: values for key, values in neutral.items() if not read.get(key)})
 
 
-def _text_part(config: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the fields of the text model, which a text-only checkpoint may keep one level down."""
-    text = config.get("text_config")
-    if text is None:
-        return config
-    if not isinstance(text, Mapping) or text.get("model_type") != "gemma3_text":
-        raise UnsupportedModelError("config.json: text_config is supported for model_type gemma3_text only")
-    return {**config, **text}
-
-
-def _max_positions(fields: ConfigFields, ropes: tuple[RopeConfig, ...]) -> int:
+def _max_positions(fields: ConfigFields, ropes: Sequence[RopeConfig]) -> int:
     stretched = [rope.factor * rope.original_max_positions for rope in ropes if rope.rope_type == "yarn"]
     if max(stretched, default=0.0) >= 2**31:
         raise fields.error("max_position_embeddings", "less than 2**31 with yarn's factor", max(stretched))
@@ -315,7 +373,13 @@ def _embedding_multiplier(fields: ConfigFields, family: Family, hidden_size: int
     return own * _multiplier(fields, family, "embedding_multiplier")
 
 
+def _layer_input(fields: ConfigFields, family: Family, name: str) -> int:
+    return fields.integer(name, 0, minimum=0) if family.has_layer_inputs else 0
+
+
 def _attention_scale(fields: ConfigFields, family: Family, head_dim: int) -> float:
+    if family.attention_scale is not None:
+        return family.attention_scale
     if family.has_multipliers:
         return _multiplier(fields, family, "attention_multiplier")
     return (fields.number(family.attention_scale_key) if family.attention_scale_key else head_dim) ** -0.5

@@ -16,14 +16,21 @@ from octavo.models.model_config import ModelConfig
 from octavo.models.renamed import Place, by_name, renamed
 from octavo.models.weights import WeightSource
 
+# Of layers with experts beside a feed-forward: the norms after the latter, before and after experts.
+EXPERT_NORMS = ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
+
 
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor that is here, by its Hugging Face name, in loading order."""
     shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config.vocab_size, config.hidden_size)
+        "model.embed_tokens.weight": (config.vocab_size, config.hidden_size),
+        **_layer_input_shapes(config),
     }
     for index in range(config.num_layers):
-        layer = _attention_shapes(config) | _block_shapes(config, index) | _norm_shapes(config)
+        layer = _attention_shapes(config, index) | _block_shapes(config, index) | _norm_shapes(config)
+        if size := config.layer_input_size:
+            layer |= _linear_shapes("per_layer_input_gate", size, config.hidden_size, False)
+            layer |= _linear_shapes("per_layer_projection", config.hidden_size, size, False)
         shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
     shapes["model.norm.weight"] = (config.hidden_size,)
     pooling = config.pooling
@@ -42,6 +49,13 @@ def draft_names(weights: WeightSource, config: ModelConfig) -> set[str]:
     return {name for name in weights.names() if name.startswith(parts)}
 
 
+def unread_names(config: ModelConfig) -> list[str]:
+    """Return names of tensors that a checkpoint may have for layers which read another layer's keys."""
+    shared = [index for index in range(config.num_layers) if config.shares_cache(index)]
+    names = ("k_proj", "v_proj", "k_norm", "v_norm")
+    return [f"model.layers.{index}.self_attn.{name}.weight" for index in shared for name in names]
+
+
 def num_parameters(config: ModelConfig) -> int:
     """Return the number of weights; a tied LM head counts once."""
     return sum(math.prod(shape) for shape in parameter_shapes(config).values())
@@ -58,19 +72,23 @@ def num_active_parameters(config: ModelConfig) -> int:
     return num_parameters(config) - unused * size
 
 
-def kv_bytes_per_token(config: ModelConfig, dtype_bytes: int) -> int:
-    """Return the KV cache bytes one token takes over all layers, at `dtype_bytes` per number."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype_bytes
+def projections(config: ModelConfig, layer: int) -> tuple[str, ...]:
+    """Return what an attention layer projects to: queries, keys and values, as far as it has its own."""
+    if config.shares_cache(layer):
+        return ("q",)
+    return ("q", "k") if config.keys_are_values(layer) else ("q", "k", "v")
 
 
-def _attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+def _attention_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
+    cache, own = config.cache_layer(layer), projections(config, layer)
+    q_size, kv_size = config.num_heads * cache.head_dim, cache.num_kv_heads * cache.head_dim
     shapes: dict[str, tuple[int, ...]] = {}
-    for name, size in (("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size)):
-        shapes |= _linear_shapes(f"self_attn.{name}", size, config.hidden_size, config.has_qkv_bias)
+    for name in own:
+        size = q_size if name == "q" else kv_size
+        shapes |= _linear_shapes(f"self_attn.{name}_proj", size, config.hidden_size, config.has_qkv_bias)
     shapes |= _linear_shapes("self_attn.o_proj", config.hidden_size, q_size, config.has_output_bias)
     if config.has_qk_norm:
-        shapes |= {f"self_attn.{name}.weight": (config.head_dim,) for name in ("q_norm", "k_norm")}
+        shapes |= {f"self_attn.{name}_norm.weight": (cache.head_dim,) for name in own[:2]}
     if config.has_sinks:
         shapes["self_attn.sinks"] = (config.num_heads,)
     if config.has_wide_qk_norm:
@@ -81,9 +99,13 @@ def _attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def _block_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a layer's feed-forward, or of its router and experts."""
     experts = config.experts
+    dense = _feed_forward_shapes("mlp", config, config.feed_forward_size(layer), config.has_mlp_bias)
     if experts is None or not experts.layers[layer]:
-        return _feed_forward_shapes("mlp", config, config.intermediate_size, config.has_mlp_bias)
-    shapes = _linear_shapes("mlp.gate", experts.number, config.hidden_size, experts.has_bias)
+        return dense
+    shapes = dense if experts.is_beside_dense else {}
+    if experts.is_beside_dense:
+        shapes |= {"mlp.gate.scale": (config.hidden_size,), "mlp.gate.per_expert_scale": (experts.number,)}
+    shapes |= _linear_shapes("mlp.gate", experts.number, config.hidden_size, experts.has_bias)
     if experts.has_choice_bias:
         shapes["mlp.gate.e_score_correction_bias"] = (experts.number,)
     if experts.shared_size:
@@ -114,7 +136,25 @@ def _norm_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         names.append("pre_feedforward_layernorm")
     if config.has_post_norms:
         names.append("post_feedforward_layernorm")
-    return {f"{name}.weight": (config.hidden_size,) for name in names}
+    if config.experts is not None and config.experts.is_beside_dense:
+        names += EXPERT_NORMS
+    if config.layer_input_size:
+        names.append("post_per_layer_input_norm")
+    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (config.hidden_size,) for name in names}
+    return shapes | {"layer_scalar": (1,)} if config.has_layer_scales else shapes
+
+
+def _layer_input_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of what gives each layer an embedding of a token."""
+    size = config.layer_input_size
+    if size == 0:
+        return {}
+    width = config.num_layers * size
+    return {
+        "model.embed_tokens_per_layer.weight": (config.layer_input_vocab_size, width),
+        "model.per_layer_model_projection.weight": (width, config.hidden_size),
+        "model.per_layer_projection_norm.weight": (size,),
+    }
 
 
 def _linear_shapes(name: str, out_size: int, in_size: int, has_bias: bool) -> dict[str, tuple[int, ...]]:

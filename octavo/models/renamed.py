@@ -63,18 +63,19 @@ def by_name(places: Iterable[tuple[str, Place]]) -> dict[str, Place]:
 
 def renamed(weights: WeightSource, places: Mapping[str, Place]) -> WeightSource:
     """Return a source that hands out tensors by the names of their places."""
-    if _are_own(places):
+    if _are_own(weights, places):
         return weights
     return (_Matrices if isinstance(weights, QuantisedSource) else _Weights)(weights, places)
 
 
 def renamed_tensors(tensors: StoredTensors, places: Mapping[str, Place]) -> StoredTensors:
     """Return the tensors of a checkpoint by the names of their places."""
-    return tensors if _are_own(places) else _Tensors(tensors, places)
+    return tensors if _are_own(tensors, places) else _Tensors(tensors, places)
 
 
-def _are_own(places: Mapping[str, Place]) -> bool:
-    return all(here == place.name for here, place in places.items())
+def _are_own(weights: WeightSource, places: Mapping[str, Place]) -> bool:
+    is_all = places.keys() == weights.names()
+    return is_all and all(here == place.name for here, place in places.items())
 
 
 class _Weights:

@@ -5,6 +5,7 @@ To add a format of weights, write a WeightSource in formats and a line in open_w
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -15,6 +16,7 @@ from octavo.errors import ConfigError, FileFormatError, ModelNotFoundError
 from octavo.forms.base import Storage
 from octavo.install_hint import install_extra, pip_command
 from octavo.json_file import is_present, read_json_object
+from octavo.models.families.text_parts import TIES, find_text_part, own_name
 from octavo.models.formats.dummy import DummyMxfp4, DummyWeights
 from octavo.models.formats.float4 import Mxfp4Scheme
 from octavo.models.formats.gguf.file import GGUFFile, only_model
@@ -24,7 +26,7 @@ from octavo.models.formats.safetensors import SafetensorsWeights
 from octavo.models.formats.schemes import read_scheme
 from octavo.models.model_config import ModelConfig
 from octavo.models.parameters import parameter_shapes, with_own_projections
-from octavo.models.renamed import Place, renamed, renamed_tensors
+from octavo.models.renamed import Place, by_name, renamed, renamed_tensors
 from octavo.models.weights import QuantisedSource, WeightSource
 from octavo.tokenizer import Tokenizer
 
@@ -107,7 +109,21 @@ def read_config(source: ModelSource) -> dict[str, object]:
         if not isinstance(found, dict):
             raise FileFormatError(f"{beside}: expected quantization to be an object, got {found!r}")
         config["quantization_config"] = {"quant_method": "modelopt", **found}
+    text = config.get("text_config")
+    if find_text_part(config) is not None and isinstance(text, dict):
+        _settle_ties(config, text, source.path)
     return config
+
+
+def _settle_ties(config: dict[str, object], text: Mapping[str, object], folder: Path) -> None:
+    """Let the tensors say whether embeddings are tied, where a config and its text_config differ.
+
+    transformers 5 writes defaults of its own beside what the text model's makers wrote.
+    """
+    if TIES in config and config[TIES] != text.get(TIES, config[TIES]):
+        with suppress(ModelNotFoundError):
+            names = SafetensorsWeights(folder, any_type=True).names()
+            config[TIES] = all(own_name(name) != "lm_head.weight" for name in names)
 
 
 def load_tokenizer(source: ModelSource) -> Tokenizer | None:
@@ -159,15 +175,13 @@ def open_weights(
 
 
 def _places(weights: WeightSource) -> dict[str, Place]:
-    """Return where tensors are. Checkpoints without a head leave out the first part of their names."""
-    names = weights.names()
-    if "embed_tokens.weight" not in names:
-        return {}
-    parts = ("embed_tokens.", "layers.", "norm.")
-    return {
-        f"model.{name}" if name.startswith(parts) else name: Place(name=name, shape=weights.shape(name))
-        for name in names
-    }
+    """Return where the text model's tensors are; see text_parts.
+
+    Raises:
+        WeightsError: one is there twice.
+    """
+    named = ((own_name(name), name) for name in sorted(weights.names()))
+    return by_name((own, Place(name=name, shape=weights.shape(name))) for own, name in named if own)
 
 
 def stored_matrices(source: ModelSource, load_format: LoadFormat = "auto") -> Mapping[str, Storage]:

@@ -10,7 +10,7 @@ from octavo.forms.base import Storage
 from octavo.forms.float8 import FLOAT8_ROWS
 from octavo.gemm.make_linear import looks_up, multiplies, unstackable_reason
 
-_VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
+_VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight", "model.embed_tokens_per_layer.weight")
 # Projections that one product multiplies: all stay quantised, or none does.
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
@@ -37,6 +37,7 @@ def kept_storage(
         ConfigError: the checkpoint is quantised otherwise than quantization says, or has experts that
             kernels of the device cannot multiply as they are.
     """
+    names = frozenset(names)
     if quantization in ("fp8", "mixed fp8"):
         made = {name: FLOAT8_ROWS for name in names if name.endswith("_proj.weight")}
         _check_requantised(stored)
@@ -57,7 +58,7 @@ def kept_storage(
     return {
         name: _on(device, storage)
         for name, storage in kept.items()
-        if _kinds(kept, _partners(name)) == {storage.kind}
+        if _kinds(kept, _partners(name) & names) == {storage.kind}
     }
 
 
@@ -104,8 +105,8 @@ def _kinds(kept: Mapping[str, Storage], names: Iterable[str]) -> set[str | None]
     return {kept[name].kind if name in kept else None for name in names}
 
 
-def _partners(name: str) -> list[str]:
-    """Return the names of all matrices that one product multiplies, this one included."""
+def _partners(name: str) -> set[str]:
+    """Return the names of all matrices that one product may multiply, this one included."""
     prefix, _, projection = name.removesuffix(".weight").rpartition(".")
     group = next((group for group in _FUSED if projection in group), (projection,))
-    return [f"{prefix}.{each}.weight" for each in group] if prefix else [name]
+    return {f"{prefix}.{each}.weight" for each in group} if prefix else {name}

@@ -18,9 +18,12 @@ from octavo.errors import (
     QueueFullError,
     RequestTooLongError,
     TemplateProcessError,
+    TextOnlyError,
 )
+from octavo.tokenizer.messages import is_medium
 
 _FIELD = re.compile(r"[a-z][a-z0-9_]*")
+TEXT_ONLY = "text_only"
 EVENT_END = b"\n\n"
 _REPLICA_DIED = "the replica that wrote this answer died"
 
@@ -103,6 +106,8 @@ def as_api_error(error: BaseException) -> ApiError:
         return _try_later(503, str(error), "not_ready", 1.0)
     if isinstance(error, RequestTooLongError):
         return ApiError(400, str(error), code="context_length_exceeded")
+    if isinstance(error, TextOnlyError):
+        return ApiError(400, str(error), param="messages", code=TEXT_ONLY)
     if isinstance(error, ChatTemplateError):
         return ApiError(400, str(error), param="messages")
     if isinstance(error, PromptError):
@@ -138,6 +143,19 @@ def list_query(query: Mapping[str, str], *, limit: int, most: int) -> tuple[int,
 def refused(field: str, why: str) -> ApiError:
     """Refuse a field by name."""
     return ApiError(400, f"{field} {why}", param=field)
+
+
+def refused_part(where: str, kind: object, why: str) -> ApiError:
+    """Refuse a part of a message by its place and type; see `with_model`."""
+    return ApiError(400, f"{where}: {why}"[:400], param=where, code=TEXT_ONLY if is_medium(kind) else None)
+
+
+def with_model(error: ApiError, model: str) -> ApiError:
+    """Return an error; one about an image, a sound or a file says which model reads text only."""
+    if error.detail.code != TEXT_ONLY:
+        return error
+    message = f"the model {model!r} reads text only: {error.detail.message}"
+    return ApiError(error.status, message, param=error.detail.param, code=TEXT_ONLY)
 
 
 def _try_later(status: int, message: str, code: str, seconds: float) -> ApiError:

@@ -26,7 +26,7 @@ from octavo.server.api.pooled.pooled_input import POOLED
 from octavo.server.api.pooled.pooled_route import pooled
 from octavo.server.api.responses.kept_routes import KEPT_ROUTES
 from octavo.server.api.responses.response_route import responses
-from octavo.server.api_errors import ApiError, as_api_error
+from octavo.server.api_errors import ApiError, as_api_error, with_model
 from octavo.server.config import ServerConfig
 from octavo.server.context import Context
 from octavo.server.entry.door import Door
@@ -188,7 +188,7 @@ class Gate:
             self._log(scope, answer.status, time.monotonic() - begun)
 
     async def _fail(self, error: Exception, answer: Answer) -> None:
-        found = as_api_error(error)
+        found = with_model(as_api_error(error), self.context.model)
         if found.status == 500:
             # A message might contain a prompt; the places in the code do not.
             frames = "".join(traceback.format_tb(error.__traceback__))

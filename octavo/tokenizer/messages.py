@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from octavo.errors import ChatTemplateError, refuse_unknown
+from octavo.errors import ChatTemplateError, TextOnlyError, refuse_unknown
 
 MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "thinking")
 MAX_DEPTH = 32
@@ -14,6 +14,7 @@ MAX_DEPTH = 32
 _ADDED = frozenset({"index", "parsed", "parsed_arguments"})
 _REFUSED = {"audio": "models read text only", "function_call": "it is an old name; give tool_calls"}
 _EMPTY = ("annotations", "tool_calls")
+_MEDIA = ("image", "audio", "video", "file")
 # These are tested first, because a value may hold hundreds of thousands of them.
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 
@@ -44,6 +45,11 @@ def checked_tools(tools: object) -> list[Any]:
         ChatTemplateError: they are not.
     """
     return _checked_objects(tools, "tools")
+
+
+def is_medium(kind: object) -> bool:
+    """Return whether a part of this type, as any API calls it, holds an image, a sound, a video or a file."""
+    return isinstance(kind, str) and any(word in kind for word in _MEDIA)
 
 
 def check_json(value: object, where: str, depth: int = 0) -> None:
@@ -141,7 +147,8 @@ def _checked_part(part: object, where: str) -> str:
         part = {"type": "text", "text": part.get("refusal")}
     if not isinstance(part, Mapping) or part.get("type") != "text":
         got = part.get("type") if isinstance(part, Mapping) else _kind(part)
-        raise ChatTemplateError(f"{where}: expected a part of type 'text', got {got!r}")
+        error = TextOnlyError if is_medium(got) else ChatTemplateError
+        raise error(f"{where}: expected a part of type 'text', got {got!r:.100}")
     keys = [key for key, value in part.items() if value is not None]
     refuse_unknown(ChatTemplateError, f"{where}: unknown key", keys, ("type", "text"))
     text = part.get("text")

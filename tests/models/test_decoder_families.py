@@ -81,6 +81,30 @@ GRANITE = OLMO | {
     "logits_scaling": 6.0,
     "rms_norm_eps": 1e-3,
 }
+# Windows and full layers with heads of their own, each layer with an input of its own, ...
+GEMMA4 = SMALL | {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "sliding_window": 6,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 97,
+    "final_logit_softcapping": 20.0,
+}
+# ... keys as values and no input, ...
+GEMMA4_WIDE = GEMMA4 | {
+    "hidden_size_per_layer_input": 0,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+}
+GEMMA4_UNIFIED = {key: value for key, value in GEMMA4_WIDE.items() if "per_layer_input" not in key}
+# ... or layers that share a cache, as in E2B.
+GEMMA4_SHARED = GEMMA4 | {
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+    "num_key_value_heads": 1,
+    "tie_word_embeddings": True,
+}
 # Of 16 dimensions 12 turn.
 PARTIAL = {"partial_rotary_factor": 0.75, "tie_word_embeddings": True}
 
@@ -89,6 +113,9 @@ def rope(parameters: dict[str, Any]) -> dict[str, Any]:
     return {"rope_parameters": parameters}
 
 
+# Within the prompts' lengths, queries grow twice, and then again at 48.
+GROWTH = {"llama_4_scaling_beta": 0.9, "original_max_position_embeddings": 16}
+MINISTRAL3 = rope(YARN | GROWTH | {"mscale": 1.0, "mscale_all_dim": 1.0})
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", SMALL),
     "llama-odd-sizes-tied": ("LlamaConfig", ODD | {"tie_word_embeddings": True}),
@@ -114,6 +141,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral-window": ("MistralConfig", SMALL | {"sliding_window": 5}),
     "mistral-no-window": ("MistralConfig", SMALL | {"sliding_window": None}),
+    "ministral3": ("Ministral3Config", SMALL | MINISTRAL3),
+    "ministral3-window-tied": (
+        "Ministral3Config",
+        SMALL | MINISTRAL3 | {"sliding_window": 5, "tie_word_embeddings": True},
+    ),
+    "ministral3-default-rope": (
+        "Ministral3Config",
+        SMALL | rope({"rope_type": "default", "rope_theta": 100.0} | GROWTH),
+    ),
     "phi3": ("Phi3Config", PHI3),
     "phi3-partial-tied": ("Phi3Config", PHI3 | PARTIAL),
     "phi3-window": ("Phi3Config", PHI3 | {"sliding_window": 5, "num_key_value_heads": 4}),
@@ -169,6 +205,44 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("Gemma2Config", GEMMA2 | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
     "gemma2-tied-bias": ("Gemma2Config", GEMMA2 | {"tie_word_embeddings": True, "attention_bias": True}),
     "gemma3": ("Gemma3TextConfig", GEMMA3 | {"tie_word_embeddings": True}),
+    "gemma4": ("Gemma4TextConfig", GEMMA4),
+    "gemma4-keys-as-values": ("Gemma4TextConfig", GEMMA4_WIDE),
+    "gemma4-keys-as-values-bias": (
+        "Gemma4TextConfig",
+        GEMMA4_WIDE | {"attention_bias": True, "final_logit_softcapping": None, "tie_word_embeddings": True},
+    ),
+    "gemma4-shared": ("Gemma4TextConfig", GEMMA4_SHARED),
+    "gemma4-shared-keys-as-values": (
+        "Gemma4TextConfig",
+        GEMMA4_SHARED | {"attention_k_eq_v": True, "num_key_value_heads": 2, "num_kv_shared_layers": 2},
+    ),
+    "gemma4-ropes": (
+        "Gemma4TextConfig",
+        GEMMA4
+        | rope(
+            {
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "rope_theta": 100.0,
+                    "partial_rotary_factor": 0.6,
+                    "factor": 3.0,
+                },
+                "sliding_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 2.0},
+            }
+        ),
+    ),
+    # Equal frequencies of heads of two sizes.
+    "gemma4-equal-ropes": (
+        "Gemma4TextConfig",
+        GEMMA4
+        | rope(
+            {
+                "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            }
+        ),
+    ),
+    "gemma4-unified": ("Gemma4UnifiedTextConfig", GEMMA4_UNIFIED),
     "gemma3-scaled-softcap": (
         "Gemma3TextConfig",
         GEMMA3
@@ -276,11 +350,12 @@ def test_longrope_equals_transformers_at_the_length_it_is_computed_for(part: dic
     assert (expected_long[:16] - expected_short).abs().max() > 1e-2
 
 
-def test_windows_and_softcaps_of_these_cases_do_cut() -> None:
+def test_windows_softcaps_and_growth_of_these_cases_do_change() -> None:
     """The equalities above would not notice an ignored window or softcap that changes nothing."""
     for case, neutral in (
         ("mistral-window", {"sliding_window": None}),
         ("gemma2", {"attn_logit_softcapping": None}),
+        ("ministral3", rope(YARN)),
     ):
         model = hugging_face_model(make_config(case))
         prompts = make_prompts(97)

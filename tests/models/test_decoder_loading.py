@@ -84,8 +84,8 @@ def test_harmless_extras_are_ignored() -> None:
     ("change", "message"),
     [
         ({"num_layers": 1}, "the KV cache is of 1 layers with"),
-        ({"num_kv_heads": 3}, "3 kv heads x 8, the network of 2 with"),
-        ({"head_dim": 16}, "kv heads x 16, the network of 2 with"),
+        ({"num_kv_heads": 3}, "3 kv heads x 8, the network of 2 layers with"),
+        ({"head_dim": 16}, "kv heads x 16, the network of 2 layers with"),
         ({}, "got 2 input_ids for 3 positions"),
     ],
 )

@@ -18,7 +18,7 @@ from decoder_harness import (
     quiet_transformers,
     run_chunked,
 )
-from test_decoder_families import SMALL, config_json, make_prompts
+from test_decoder_families import GEMMA4_SHARED, GEMMA4_WIDE, SMALL, config_json, make_prompts
 
 from octavo import LLM, SamplingParams
 from octavo.errors import FileFormatError, UnsupportedModelError, WeightsError
@@ -35,6 +35,7 @@ QWEN3: dict[str, Any] = SMALL | {
     "num_experts_per_tok": 2,
     "num_hidden_layers": 3,
 }
+BUFFERS = ("e_score_correction_bias", "layer_scalar")
 NO_HEAD_DIM: dict[str, Any] = {key: value for key, value in SMALL.items() if key != "head_dim"}
 QWEN2: dict[str, Any] = {
     "moe_intermediate_size": 24,
@@ -53,6 +54,19 @@ ERNIE: dict[str, Any] = {
     "moe_num_experts": 6,
     "moe_k": 2,
     "moe_num_shared_experts": 2,
+}
+GRANITE: dict[str, Any] = NO_HEAD_DIM | {
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 6.0,
+    "rms_norm_eps": 1e-3,
+}
+MAMBA: dict[str, Any] = {
+    "layer_types": ["full_attention"] * 3,
+    "mamba_n_heads": 2,
+    "mamba_expand": 1,
+    "mamba_d_head": 32,
 }
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe": (
@@ -106,6 +120,34 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
         | {"num_shared_experts": 2, "mlp_layer_types": ["sparse", "dense", "sparse"]},
     ),
+    "gemma4": (
+        "Gemma4TextConfig",
+        GEMMA4_WIDE
+        | {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24},
+    ),
+    "gemma4-inputs-shared": (
+        "Gemma4TextConfig",
+        GEMMA4_SHARED
+        | {"enable_moe_block": True, "num_experts": 5, "top_k_experts": 1, "moe_intermediate_size": 40},
+    ),
+    "granite-moe": ("GraniteMoeConfig", GRANITE | {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "granite-moe-shared": (
+        "GraniteMoeSharedConfig",
+        GRANITE
+        | {"num_local_experts": 4, "num_experts_per_tok": 3, "shared_intermediate_size": 40}
+        | {"attention_bias": True, "tie_word_embeddings": True},
+    ),
+    "granite-4": (
+        "GraniteMoeHybridConfig",
+        GRANITE
+        | MAMBA
+        | {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 40}
+        | {"position_embedding_type": "rope"},
+    ),
+    "granite-4-dense": (
+        "GraniteMoeHybridConfig",
+        GRANITE | MAMBA | {"num_local_experts": 0, "shared_intermediate_size": 40},
+    ),
     "mixtral": ("MixtralConfig", SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "mixtral-window": (
         "MixtralConfig",
@@ -141,14 +183,16 @@ def test_logits_and_greedy_tokens_equal_transformers(case: str) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    ["qwen3-moe", "mixtral", "olmoe", "qwen2-moe", "glm4-moe-groups", "minimax-m2", "ernie-moe", "hy-v3"],
+    "qwen3-moe mixtral olmoe qwen2-moe glm4-moe-groups minimax-m2 ernie-moe hy-v3 granite-moe "
+    "granite-moe-shared granite-4 granite-4-dense".split(),
 )
 def test_a_saved_folder_generates_what_transformers_does(case: str, tmp_path: Path) -> None:
-    """Files as they are on the hub: a tensor for each expert, Mixtral's under names of its own."""
+    """Files as they are on the hub: a tensor for each expert, or Granite's stacks, under their own names."""
     model = make_model(case)
     with quiet_transformers():
         model.save_pretrained(tmp_path)
-    assert any(".experts.2." in name for name in SafetensorsWeights(tmp_path).names())
+    own = ".input_linear." if case.startswith("granite") else ".experts.2."
+    assert any(own in name for name in SafetensorsWeights(tmp_path).names())
     config = json.loads((tmp_path / "config.json").read_text()) | {"eos_token_id": None}
     (tmp_path / "config.json").write_text(json.dumps(config))
     llm = LLM(str(tmp_path), device="cpu", num_blocks=64, block_size=4)
@@ -165,7 +209,7 @@ def test_parameter_shapes_are_those_of_transformers(case: str) -> None:
     weights = with_expert_names(hugging_face_weights(model))
     assert {name: weights.shape(name) for name in weights.names()} == parameter_shapes(config)
     embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
-    biases = [each for name, each in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    biases = [each for name, each in model.named_buffers() if name.endswith(BUFFERS)]
     assert num_parameters(config) == sum(each.numel() for each in (*model.parameters(), *biases))
     if config.experts is None:
         assert num_active_parameters(config) == num_parameters(config)
@@ -322,6 +366,19 @@ def test_fields_of_experts_are_checked(case: str, fields: dict[str, Any], messag
     config.pop("rope_parameters", None)
     with pytest.raises(FileFormatError, match=message):
         ModelConfig.from_hf(config | fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"layer_types": ["attention", "mamba", "attention"]}, "layer type 'mamba' is not supported"),
+        ({"layer_types": ["full_attention", "linear_attention", "attention"]}, "'linear_attention'"),
+        ({"position_embedding_type": "alibi"}, "position_embedding_type = 'alibi' is not supported"),
+    ],
+)
+def test_other_layers_of_granite_are_refused_by_name(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        ModelConfig.from_hf(config_json(make_model("granite-4")) | fields)
 
 
 def test_biases_of_ernie_are_refused() -> None:

@@ -18,7 +18,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     name: case
     for name, case in (DENSE | MIXTURES).items()
-    if name.startswith(("olmo3", "exaone4", "granite", "qwen2-moe", "glm4", "minimax", "ernie", "hy-v3"))
+    if name.startswith(
+        ("olmo3", "exaone4", "granite", "qwen2-moe", "glm4", "minimax", "ernie", "hy-v3", "ministral3")
+    )
 }
 
 

@@ -14,6 +14,7 @@ from octavo import LLM, SamplingParams
 from octavo.errors import WeightsError
 from octavo.models import ModelConfig
 from octavo.models.loader import kv_scale_names, read_kv_scales
+from octavo.parallel import TensorParallel
 
 CONFIG = ModelConfig.from_hf(TINY_LLAMA)
 NUM_LAYERS, NUM_KV_HEADS = 2, 2
@@ -57,7 +58,7 @@ def test_a_scale_is_for_a_layer_or_for_each_of_its_heads(per_head: bool) -> None
 
 
 def test_a_rank_gets_those_of_its_heads() -> None:
-    scales = read_kv_scales(weights_with(per_head=True), CONFIG, range(1, 2))
+    scales = read_kv_scales(weights_with(per_head=True), CONFIG, TensorParallel.not_met(1, 2))
     assert scales is not None
     assert scales.tolist() == [[[1.5], [2.5]], [[3.5], [4.5]]]
 

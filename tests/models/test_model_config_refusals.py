@@ -28,7 +28,7 @@ def test_unsupported_architectures_are_named_with_what_is_supported() -> None:
         ("Qwen3_5MoeForCausalLM", r"layers of linear attention are not"),
         ("MambaForCausalLM", r"state spaces and convolutions in place of attention are not"),
         ("PhiForCausalLM", r"norms that subtract the mean are not"),
-        ("Gemma3ForConditionalGeneration", r"images are not; a checkpoint of the text model alone is"),
+        ("MllamaForConditionalGeneration", r"images are not; a checkpoint of the text model alone is"),
         ("MaximinForCausalLM", r"'MaximinForCausalLM' is not supported; supported: "),
     ],
 )
@@ -61,7 +61,7 @@ def test_what_is_missing_of_an_architecture_is_said(architecture: str, message: 
         ({"rope_scaling": {"rope_type": "mrope", "factor": 2.0}}, "mrope"),
         ({"no_rope_layers": [1, 0]}, "no_rope_layers"),
         ({"architectures": ["Qwen3_5ForCausalLM"]}, "Qwen3_5ForCausalLM.* layers of linear attention"),
-        ({"architectures": ["GraniteMoeForCausalLM"]}, "experts with factors of residual sums"),
+        ({"shared_intermediate_size": 64}, "shared_intermediate_size"),
         ({"rope_scaling": {"rope_type": "linear", "facter": 2.0}}, r"facter.*did you mean 'factor'"),
         ({"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor"),
     ],

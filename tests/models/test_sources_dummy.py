@@ -84,3 +84,19 @@ def test_other_dtypes_are_the_same_numbers_rounded(dtype):
 def test_rows_longer_than_the_pool_are_refused():
     with pytest.raises(UnsupportedModelError, match="x of"):
         DummyWeights({"x": (1, 2**22)})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "self_attn.q_norm.weight",
+        "pre_feedforward_layernorm_2.weight",
+        "layer_scalar",
+        "mlp.gate.scale",
+        "mlp.gate.per_expert_scale",
+    ],
+)
+def test_norms_and_factors_change_nothing(name):
+    """Trap: a product of factors near 0 leaves nothing of the residual stream."""
+    name = f"model.layers.3.{name}"
+    assert read(name, shapes={name: (5,)}).equal(torch.ones(5))

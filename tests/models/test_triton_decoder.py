@@ -37,6 +37,15 @@ TINY: dict[str, Any] = {
 CASES: dict[str, dict[str, Any]] = {
     "biases": {"architectures": ["LlamaForCausalLM"], "attention_bias": True, "mlp_bias": True},
     "qk norms, tied": {"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True},
+    "queries that grow": {
+        "architectures": ["Ministral3ForCausalLM"],
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 4,
+            "llama_4_scaling_beta": 0.5,
+        },
+    },
     "post norms, soft caps": {
         "architectures": ["Gemma2ForCausalLM"],
         "sliding_window": 6,

@@ -44,6 +44,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 1.5,
         "head_dim": 8,
     },
+    # Experts beside a feed-forward, and heads of two sizes.
+    "Gemma4ForCausalLM": {
+        "enable_moe_block": True,
+        "num_experts": 6,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 10,
+        "head_dim": 8,
+        "global_head_dim": 16,
+        "sliding_window": 5,
+        "hidden_size_per_layer_input": 0,
+    },
 }
 UNEVEN = {"num_local_experts": 6, "intermediate_size": 47}
 PROMPTS = [[3, 1, 4], [5, 8], list(range(3, 40))]

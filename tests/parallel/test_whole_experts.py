@@ -59,7 +59,7 @@ def test_any_number_of_experts(family: str, number: int, tmp_path: Path) -> None
     check_ranks(LLM(str(tmp_path), **OPTIONS, expert_parallel=True), tmp_path)
 
 
-@pytest.mark.parametrize("family", ["Qwen2MoeForCausalLM", "Glm4MoeForCausalLM"])
+@pytest.mark.parametrize("family", ["Qwen2MoeForCausalLM", "Glm4MoeForCausalLM", "Gemma4ForCausalLM"])
 def test_whole_experts_beside_one_that_all_tokens_share(family: str, tmp_path: Path) -> None:
     make_llm(tmp_path, family)
     check_ranks(LLM(str(tmp_path), **OPTIONS, expert_parallel=True), tmp_path)

@@ -10,6 +10,7 @@ from octavo.config import EngineConfig
 from octavo.forms.base import Storage
 from octavo.gemm.cpu import int8
 from octavo.gemm.cpu import mkl as packed
+from octavo.kv import CacheLayout
 from octavo.models import ModelConfig, num_parameters, parameter_shapes
 from octavo.parallel import TensorParallel
 
@@ -19,7 +20,8 @@ class WeightGroup:
     """Weights of one part of the network that have one form.
 
     Attributes:
-        part: "embedding", "attention", "feed-forward", "experts", "LM head", or "norms and others".
+        part: "embedding", "attention", "feed-forward", "experts", "LM head", "layer inputs", or "norms and
+            others".
         form: as the checkpoint calls it, "Q4_K" or "4 bits in groups of 128", or a dtype.
         kind: that of QuantisedWeight; None: numbers of a dtype.
         num_bytes: what they take.
@@ -83,6 +85,7 @@ def dequantised_forms(stored: Mapping[str, Storage], kept: Mapping[str, Storage]
 
 
 _EMBEDDING = "model.embed_tokens.weight"
+_LAYER_EMBEDDING = "model.embed_tokens_per_layer.weight"
 _INT8 = Storage("int8", int8.BYTES_PER_NUMBER, form="int8")
 _BF16 = Storage("bf16", 2, form="bfloat16")
 # Quantization -> each matrix that it rounds.
@@ -100,7 +103,7 @@ def _is_rounded(quantization: str, name: str, shape: tuple[int, ...]) -> bool:
     """Return whether a tensor is the weight of a GEMM, or an embedding that may be an LM head, too."""
     if len(shape) != 2 or name.endswith("mlp.gate.weight"):
         return False
-    return quantization != "int8" or name != _EMBEDDING
+    return quantization != "int8" or name not in (_EMBEDDING, _LAYER_EMBEDDING)
 
 
 def _part_of(name: str) -> str:
@@ -108,6 +111,8 @@ def _part_of(name: str) -> str:
         return "embedding"
     if name == "lm_head.weight":
         return "LM head"
+    if "per_layer" in name:
+        return "layer inputs"
     if not name.endswith("_proj.weight"):
         return "norms and others"
     if ".experts." in name:
@@ -139,9 +144,8 @@ class ExecutionPlan:
         max_num_batched_tokens: token budget of a step.
         weights: the loaded weights, scales included.
         dequantised: forms of matrices that become numbers of dtype while loading, and how many they are.
-        kv_bytes_per_token: KV cache bytes of one token over all layers.
-        block_size: tokens per block.
-        num_blocks: blocks of the KV cache.
+        layout: groups of the cache's layers, on this rank.
+        num_blocks: blocks of the KV cache, or pages, if there are several groups.
         working_bytes: most memory that steps need beside both.
         free_bytes: memory free on the device before loading; on a CPU, this rank's share of it.
     """
@@ -158,8 +162,7 @@ class ExecutionPlan:
     max_num_batched_tokens: int
     weights: tuple[WeightGroup, ...]
     dequantised: Mapping[str, int]
-    kv_bytes_per_token: int
-    block_size: int
+    layout: CacheLayout
     num_blocks: int
     working_bytes: int
     free_bytes: int
@@ -193,18 +196,39 @@ class ExecutionPlan:
         }
 
     @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return self.layout.block_size
+
+    @property
+    def block_bytes(self) -> int:
+        """KV cache bytes of a block over all layers, or of a page."""
+        return self.layout.page_size * self.kv_dtype.itemsize
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """KV cache bytes of a token over all layers, as long as all of them keep it."""
+        return 2 * sum(layer.size for layer in self.layout.layers) * self.kv_dtype.itemsize
+
+    @property
     def num_kv_tokens(self) -> int:
-        """Tokens the KV cache holds."""
-        return self.num_blocks * self.block_size
+        """Tokens of one sequence that the KV cache holds."""
+        return self.layout.num_tokens(self.num_blocks)
 
     @property
     def kv_bytes(self) -> int:
-        return self.num_kv_tokens * self.kv_bytes_per_token
+        return self.num_blocks * self.block_bytes
+
+    @property
+    def most_blocks(self) -> int:
+        """Blocks that all sequences take at most: with windows, and what a step adds before they slide."""
+        sequences = self.max_num_seqs * self.layout.num_pages(self.max_model_len)
+        return sequences + len(self.layout.windows) * -(-self.max_num_tokens // self.block_size)
 
     @property
     def table_bytes(self) -> int:
         """Memory of block tables, on the host: int32, and a step gathers its rows into another table."""
-        return self.max_num_seqs * (2 * 4 * self.max_blocks + _ROW_BYTES)
+        return self.max_num_seqs * len(self.layout.groups) * (2 * 4 * self.table_columns + _ROW_BYTES)
 
     @property
     def host_bytes_per_block(self) -> int:
@@ -228,9 +252,14 @@ class ExecutionPlan:
         return -(-self.max_model_len // self.block_size)
 
     @property
+    def table_columns(self) -> int:
+        """Block ids of a row of a block table: a sequence has all blocks of its last page."""
+        return self.max_blocks + self.layout.groups[0].blocks_per_page - 1
+
+    @property
     def max_full_sequences(self) -> float:
         """How many sequences of max_model_len fit at once."""
-        return self.num_kv_tokens / self.max_model_len
+        return self.num_blocks / self.layout.num_pages(self.max_model_len)
 
 
 def gib(num_bytes: float) -> str:

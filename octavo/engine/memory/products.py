@@ -25,6 +25,10 @@ _ATTENTION = (
     ("o", ("self_attn.o_proj",), False),
 )
 _FEED_FORWARD = (("gate_up", ("mlp.gate_proj", "mlp.up_proj"), True), ("down", ("mlp.down_proj",), False))
+_INPUTS = (
+    ("layer_input_gate", ("per_layer_input_gate",), False),
+    ("layer_input", ("per_layer_projection",), False),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,8 @@ class PartProducts:
     """A kind of matrices of the network, and what multiplies by them.
 
     Attributes:
-        part: "qkv", "o", "gate_up", "down", "experts", "router", "embedding" or "lm_head".
+        part: "qkv", "o", "gate_up", "down", "experts", "router", "embedding" or "lm_head"; of layers with
+            inputs of their own, "layer_embedding", "layer_inputs", "layer_input_gate" and "layer_input", too.
         weight: its form and shape, for people.
         rows: the products; of experts, rows are tokens.
     """
@@ -92,24 +97,26 @@ class _Network:
     def parts(self) -> Iterator[PartProducts]:
         """Yield what each layer multiplies, again for equal layers."""
         embedding, experts = "model.embed_tokens.weight", self._model.experts
-        yield self._embedding(embedding)
+        yield self._embedding("embedding", embedding)
+        if self._model.layer_input_size:
+            yield self._embedding("layer_embedding", "model.embed_tokens_per_layer.weight")
+            yield from self._dense("layer_inputs", ["model.per_layer_model_projection.weight"], False)
         for index in range(self._model.num_layers):
             prefix = f"model.layers.{index}."
-            for part, names, is_gated in _ATTENTION:
-                yield from self._dense(part, [f"{prefix}{name}.weight" for name in names], is_gated)
+            for part, names, is_gated in (*_ATTENTION, *_FEED_FORWARD, *_INPUTS):
+                own = [name for each in names if (name := f"{prefix}{each}.weight") in self._shapes]
+                yield from self._dense(part, own, is_gated)
             if experts is None or not experts.layers[index]:
-                for part, names, is_gated in _FEED_FORWARD:
-                    yield from self._dense(part, [f"{prefix}{name}.weight" for name in names], is_gated)
                 continue
             yield self._router(f"{prefix}mlp.gate.weight")
             yield from self._experts(f"{prefix}mlp.experts.{experts.here[0]}.", experts)
         head = "lm_head.weight" if "lm_head.weight" in self._shapes else embedding
         yield from self._dense("lm_head", [head], False)
 
-    def _embedding(self, name: str) -> PartProducts:
+    def _embedding(self, part: str, name: str) -> PartProducts:
         storage = self._kept.get(name)
         taken = TakenRow((1, MANY), "lookup", "rows are looked up; those in blocks are dequantised")
-        return PartProducts("embedding", self._describe(storage, self._shapes[name]), (taken,))
+        return PartProducts(part, self._describe(storage, self._shapes[name]), (taken,))
 
     def _dense(self, part: str, names: list[str], is_gated: bool) -> Iterator[PartProducts]:
         """Yield the products of matrices that lie above one another: one for those of one form."""

@@ -7,7 +7,7 @@ from octavo.attention.cache import COPIED_BYTES
 from octavo.engine.memory.execution_plan import ExecutionPlan
 from octavo.models import ModelConfig
 from octavo.models.experts.experts_config import ExpertsConfig, expert_part, names_expert_parallel
-from octavo.parallel import TensorParallel, shard_heads, shard_range
+from octavo.parallel import TensorParallel, shard_range
 from octavo.parallel.shared_memory import SHARED_BYTES
 
 # cuBLAS keeps a workspace for each stream: the steps' own, and the one that graphs are captured on.
@@ -35,18 +35,17 @@ def rank_share(model: ModelConfig, parallel: TensorParallel, *, expert_parallel:
         model = model.with_whole_experts(parallel)
     if parallel.size == 1:
         return model
-    heads = shard_heads(model.num_heads, model.num_kv_heads, parallel)
     experts = model.experts
     if experts is not None:
         shared = shard_range(experts.shared_size, parallel, what="columns of shared experts")
         with names_expert_parallel(experts, parallel):
             experts = replace(experts, size=len(expert_part(experts, parallel)), shared_size=len(shared))
-    has_dense_layers = experts is None or not all(experts.layers)
+    has_dense_layers = experts is None or experts.is_beside_dense or not all(experts.layers)
     return replace(
         model,
         experts=experts,
-        num_heads=len(heads.query),
-        num_kv_heads=len(heads.kv),
+        num_heads=model.num_heads // parallel.size,
+        cache_layers=model.own_cache_layers(parallel),
         intermediate_size=(
             len(shard_range(model.intermediate_size, parallel, what="feed-forward columns"))
             if has_dense_layers
@@ -89,13 +88,17 @@ def gpu_working_bytes(plan: ExecutionPlan) -> int:
     total += 2 * num_seqs * model.vocab_size * (_FLOAT32 if is_float32 else itemsize)
     total += rare_bytes(model.vocab_size, num_seqs) + SMALL_BYTES
     # Tables of the device's rows, and those that both kinds of graphs read.
-    total += 3 * _INT32 * num_seqs * plan.max_blocks
+    total += 3 * _INT32 * num_seqs * plan.table_columns * len(plan.layout.groups)
     if plan.shares_prefixes:
-        total += DeviceForest.nbytes(
-            max_num_seqs=num_seqs,
-            max_num_tokens=plan.max_num_tokens,
-            num_heads=share.num_heads,
-            head_dim=share.head_dim,
+        # Groups of layers with equal heads share the memory of results.
+        total += sum(
+            DeviceForest.nbytes(
+                max_num_seqs=num_seqs,
+                max_num_tokens=plan.max_num_tokens,
+                num_heads=share.num_heads,
+                head_dim=head_dim,
+            )
+            for _, head_dim in {group.kind.shape for group in plan.layout.groups if group.layers}
         )
     if "blocks" in plan.quantised_bytes:
         total += _unpacked_bytes(share, itemsize)
@@ -119,7 +122,8 @@ def _unpacked_bytes(share: ModelConfig, itemsize: int) -> int:
     The same room serves loading, when no step runs: the product's matrices take a byte a number while they
     are read, and once more when they are joined.
     """
-    return itemsize * share.hidden_size * max(_qkv_size(share), 2 * share.intermediate_size)
+    widest = max(map(share.feed_forward_size, range(share.num_layers)))
+    return itemsize * share.hidden_size * max(_qkv_size(share), 2 * widest)
 
 
 def _bytes_per_token(share: ModelConfig, itemsize: int) -> int:
@@ -130,17 +134,23 @@ def _bytes_per_token(share: ModelConfig, itemsize: int) -> int:
         # Sinks are added to a float32 result.
         attention += _FLOAT32 * share.num_heads * share.head_dim
     # [gate | up], and the activation of it.
-    feed_forward = itemsize * 3 * share.intermediate_size
+    feed_forward = itemsize * 3 * max(map(share.feed_forward_size, range(share.num_layers)))
     if share.experts is not None:
         feed_forward = max(feed_forward, _expert_bytes_per_token(share, share.experts, itemsize))
-    # Cosines and sines for each rope.
-    rotations = len(share.ropes) * share.head_dim * _FLOAT32
+    if share.experts is not None and share.experts.is_beside_dense:
+        # The feed-forward's result waits for that of the experts, and the router has a norm of its own.
+        feed_forward += 2 * itemsize * share.hidden_size
+    # Cosines and sines for each rope; queries that grow have their own.
+    tables = zip(share.ropes, share.rope_head_dims, strict=True)
+    rotations = sum((2 if rope.query_growth else 1) * head_dim for rope, head_dim in tables) * _FLOAT32
+    # All layers' own inputs, and while they are made, what is projected to them and its norm.
+    inputs = 3 * itemsize * share.num_layers * share.layer_input_size
     # The residual stream, and a block's output before it is added, or the normalised stream.
-    return 2 * itemsize * share.hidden_size + rotations + max(attention, feed_forward)
+    return 2 * itemsize * share.hidden_size + rotations + inputs + max(attention, feed_forward)
 
 
 def _qkv_size(share: ModelConfig) -> int:
-    return (share.num_heads + 2 * share.num_kv_heads) * share.head_dim
+    return max((share.num_heads + 2 * layer.num_kv_heads) * layer.head_dim for layer in share.cache_layers)
 
 
 def _expert_bytes_per_token(model: ModelConfig, experts: ExpertsConfig, itemsize: int) -> int:

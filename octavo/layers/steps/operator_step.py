@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
+from torch.nn.functional import rms_norm
 
 from octavo.attention import AttentionMetadata, KVCache, paged_attention, store_kv
 from octavo.layers.layer_options import LayerOptions
-from octavo.layers.rotary import Rotary, rotate_
+from octavo.layers.rotary import Rotary, rotate_, rotated_heads
 
 
 class AttentionStep(Protocol):
@@ -21,7 +22,8 @@ class AttentionStep(Protocol):
         """Normalise and rotate q and k, store k and v, attend.
 
         Args:
-            qkv: [T, (H + 2 KH) * D] contiguous: q heads, k heads, v heads; may be overwritten.
+            qkv: [T, (H + 2 KH) * D] contiguous: q heads, k heads, v heads, or without those that options
+                say are absent; may be overwritten.
             rotations: from self.rotations.
             options: the layer.
 
@@ -56,12 +58,16 @@ class OperatorStep:
         cache = self.kv_cache.layer(options.layer)
         num_kv_heads, head_dim = cache.k.shape[2:]
         heads = qkv.view(qkv.shape[0], -1, head_dim)
-        q_and_k = heads[:, : self.num_heads + num_kv_heads]
+        num_keys = 0 if options.shares_cache else num_kv_heads
+        q_and_k = heads[:, : self.num_heads + num_keys]
+        v = values_of(heads, num_keys, options)
         if options.qk_norm is not None:
             options.qk_norm.apply_(q_and_k)
-        rotate_(q_and_k, rotations)
-        q, k, v = heads.split((self.num_heads, num_kv_heads, num_kv_heads), 1)
-        store_kv(k, v, cache, self.metadata.slot_mapping, impl=self.impl)
+        for first, number, turns in rotated_heads(rotations, self.num_heads, num_keys):
+            rotate_(heads[:, first : first + number], turns)
+        q, k = q_and_k.split((self.num_heads, num_keys), 1)
+        if not options.shares_cache:
+            store_kv(k, v, cache, self.metadata.slot_mapping, impl=self.impl)
         out = paged_attention(
             q,
             cache,
@@ -73,3 +79,11 @@ class OperatorStep:
             impl=self.impl,
         )
         return out.flatten(1)
+
+
+def values_of(heads: Tensor, num_kv_heads: int, options: LayerOptions) -> Tensor:
+    """Return the values [T, KH, D] that a layer stores, of its heads [T, .., D] before norm and rotation."""
+    v = heads[:, heads.shape[1] - num_kv_heads :]
+    if options.keys_are_values:
+        v = v.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+    return v if options.value_norm is None else rms_norm(v, v.shape[-1:], eps=options.value_norm)

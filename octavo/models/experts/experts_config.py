@@ -23,11 +23,11 @@ class ExpertsConfig:
         num_chosen: experts that a token goes to.
         size: width of an expert's feed-forward.
         renormalises: a token's router weights are divided by their sum.
-        is_sigmoid, has_choice_bias, has_shared_gate: see ExpertFamily.
+        is_sigmoid, has_choice_bias, has_shared_gate, is_beside_dense: see ExpertFamily.
         groups: into how many groups experts fall, and how many of these a token chooses from; None: from all.
         scaling: factor of a token's router weights.
         shared_size: width of the feed-forward that every token goes to, beside its experts; 0: there is none.
-        layers: for each layer, whether it has experts in place of a feed-forward.
+        layers: for each layer, whether it has experts, which are in place of a feed-forward or beside it.
         is_gpt_oss: they are like gpt-oss's; see ExpertFamily.
         held: the experts that a rank holds, whole; None: each rank holds a part of every one.
     """
@@ -44,6 +44,7 @@ class ExpertsConfig:
     scaling: float = 1.0
     shared_size: int = 0
     has_shared_gate: bool = False
+    is_beside_dense: bool = False
     held: range | None = None
 
     @property
@@ -88,6 +89,7 @@ def read_experts(fields: ConfigFields, family: ExpertFamily, num_layers: int) ->
         scaling=fields.number(family.scaling_key, 1.0) if family.scaling_key else 1.0,
         shared_size=_shared_size(fields, family, size),
         has_shared_gate=family.has_shared_gate,
+        is_beside_dense=family.is_beside_dense,
     )
 
 
@@ -139,8 +141,10 @@ def names_expert_parallel(experts: ExpertsConfig, parallel: TensorParallel) -> I
 
 
 def _layers(fields: ConfigFields, family: ExpertFamily, num_layers: int) -> tuple[bool, ...]:
-    if family.dense_rule == "none":
+    if family.dense_rule in ("none", "all_or_none"):
         return (True,) * num_layers
+    if family.dense_rule == "enable_moe_block":
+        return (fields.boolean("enable_moe_block"),) * num_layers
     if family.dense_rule == "first_k_dense_replace":
         num_dense = fields.integer("first_k_dense_replace", 0, minimum=0)
         return tuple(index >= num_dense for index in range(num_layers))

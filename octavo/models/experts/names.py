@@ -5,7 +5,11 @@
     llm-compressor      block_sparse_moe.gate.weight, .experts.3.gate_proj.weight, .up_proj, .down_proj
     GLM, Ernie          mlp.shared_experts.gate_proj.weight beside them, here mlp.shared_expert
     HY                  mlp.router.gate.weight, mlp.expert_bias, mlp.shared_mlp.gate_proj.weight
+    Gemma               router.proj.weight, .scale, .per_expert_scale, experts.gate_up_proj, .down_proj
+    Granite             block_sparse_moe.router.layer.weight, .input_linear.weight [E, 2 n, hidden],
+                        .output_linear.weight, shared_mlp.input_linear.weight [2 n, hidden], .output_linear
     transformers 5      mlp.gate.weight, mlp.experts.gate_up_proj [E, 2 n, hidden], .down_proj [E, hidden, n]
+    Qwen3-VL            the same, transposed: .gate_up_proj [E, hidden, 2 n], .down_proj [E, n, hidden]
 
     gpt-oss             mlp.router.weight, .bias
                         mlp.experts.gate_up_proj [E, hidden, 2 n], gate_up_proj_bias [E, 2 n]
@@ -50,13 +54,11 @@ class _Transposed(Place):
 
     def read(self, read: Callable[..., Tensor], rows: Part, columns: Part) -> Tensor:
         start, stop = slice_bounds(rows, self.shape[0])
-        expert, stored = slice(self.expert, self.expert + 1), slice(self.step * start, self.step * stop)
+        first, expert = self.first_column, slice(self.expert, self.expert + 1)
+        stored = slice(first + self.step * start, first + self.step * stop, self.step)
         if len(self.shape) == 1:
-            return read(self.name, rows=expert, columns=stored)[
-                0, self.first_column :: self.step
-            ].contiguous()
-        matrix = read(self.name, rows=expert, columns=columns)[0]
-        return matrix[:, stored][:, self.first_column :: self.step].T.contiguous()
+            return read(self.name, rows=expert)[0, stored].contiguous()
+        return read(self.name, rows=expert, columns=columns)[0][:, stored].T.contiguous()
 
 
 def gpt_oss_places(weights: WeightSource, name: str) -> Iterator[tuple[str, Place]]:
@@ -91,6 +93,10 @@ _MIXTRAL_PROJECTIONS = {
     **{"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"},
 }
 _STACKED = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)(\w*)")
+# Gemma's experts stand beside a layer's mlp, not in it.
+_OUTER = re.compile(
+    r"(.*\.layers\.\d+)\.(?:router\.(?:proj\.)?(weight|scale|per_expert_scale)|(experts\..+))"
+)
 # What follows the name of a stack -> what follows the name of an expert's projection.
 _SUFFIXES: Mapping[str, str] = MappingProxyType(
     {
@@ -100,6 +106,35 @@ _SUFFIXES: Mapping[str, str] = MappingProxyType(
         "_activation_scale": "input_scale",
     }
 )
+
+
+_GRANITE: Mapping[str, str] = MappingProxyType(
+    {
+        "input_linear.weight": "experts.gate_up_proj",
+        "output_linear.weight": "experts.down_proj",
+        **{name: name for name in ("experts.gate_up_proj", "experts.down_proj")},
+        **dict.fromkeys(("router.layer.weight", "router.weight"), "gate.weight"),
+    }
+)
+_GRANITE_SHARED = {"input_linear.weight": "gate_up_proj.weight", "output_linear.weight": "down_proj.weight"}
+
+
+def _renamed_layer(weights: WeightSource, name: str) -> str:
+    """Return what other families call a tensor of Gemma's or Granite's.
+
+    Without experts, Granite's shared one stands alone.
+    """
+    if (match := _OUTER.fullmatch(name)) is not None:
+        return f"{match[1]}.mlp.{match[3] or f'gate.{match[2]}'}"
+    prefix, _, rest = name.partition(".block_sparse_moe.")
+    if rest in _GRANITE:
+        return f"{prefix}.mlp.{_GRANITE[rest]}"
+    prefix, _, rest = name.partition(".shared_mlp.")
+    if rest not in _GRANITE_SHARED:
+        return name
+    routers = {f"{prefix}.block_sparse_moe.router.{each}" for each in ("weight", "layer.weight")}
+    part = "mlp.shared_expert" if weights.names() & routers else "mlp"
+    return f"{prefix}.{part}.{_GRANITE_SHARED[rest]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,31 +184,50 @@ def with_stored_expert_names(tensors: StoredTensors, tile_rows: int = 1) -> Stor
 
 def _places(weights: WeightSource, name: str, tile_rows: int = 1) -> Iterator[tuple[str, Place]]:
     """Yield the tensors that a stored one contains, by our names."""
-    shape = tuple(weights.shape(name))
+    shape, stored, name = tuple(weights.shape(name)), name, _renamed_layer(weights, name)
+    if stored != name and name.endswith(".gate_up_proj.weight"):
+        for part, (first, inner) in zip(PARTS["gate_up_proj"], _divide(shape, 2), strict=True):
+            own = f"{name.removesuffix('gate_up_proj.weight')}{part}.weight"
+            yield own, Place(name=stored, shape=inner, first=first)
+        return
     if (match := _BESIDE.fullmatch(name)) is not None:
         is_bias = match[2] is None and match[3] is None
         own = f"shared_expert.{match[2]}" if match[2] else f"gate.{match[3] or 'e_score_correction_bias'}"
         # Ernie's bias is a matrix of one row.
-        yield f"{match[1]}.mlp.{own}", Place(name=name, shape=shape[-1:] if is_bias else shape)
+        yield f"{match[1]}.mlp.{own}", Place(name=stored, shape=shape[-1:] if is_bias else shape)
         return
     if (match := _MIXTRAL.fullmatch(name)) is not None:
         prefix, expert, projection, suffix = match.groups()
         part = "gate" if expert is None else f"experts.{expert}.{_MIXTRAL_PROJECTIONS[projection]}"
-        yield f"{prefix}.mlp.{part}.{suffix}", Place(name=name, shape=shape)
+        yield f"{prefix}.mlp.{part}.{suffix}", Place(name=stored, shape=shape)
         return
     match = _STACKED.fullmatch(name)
     # A stack of matrices has three dimensions, its scales may have fewer.
     if match is None or match[3] not in _SUFFIXES or (not match[3] and len(shape) != 3):
-        yield name, Place(name=name, shape=shape)
+        yield name, Place(name=stored, shape=shape)
         return
     prefix, projection, suffix = match.groups()
     parts = PARTS[projection]
-    if len(parts) == 2 and suffix in ("_scale", "_scale_inv"):
+    is_transposed = len(shape) == 3 and _are_transposed(weights, prefix)
+    if is_transposed:
+        shape = (shape[0], shape[2], shape[1])
+    elif len(parts) == 2 and suffix in ("_scale", "_scale_inv"):
         _check_tiles(weights, name, name.removesuffix(suffix), tile_rows)
     for part, (first, inner) in zip(parts, _divide(shape[1:], len(parts)), strict=True):
         for expert in range(shape[0]):
-            place = _Stacked(name=name, shape=inner, first=first, expert=expert)
+            place = _Stacked(name=stored, shape=inner, first=first, expert=expert)
+            if is_transposed:
+                place = _Transposed(name=stored, shape=inner, expert=expert, first_column=first or 0, step=1)
             yield f"{prefix}.{expert}.{part}.{_SUFFIXES[suffix]}", place
+
+
+def _are_transposed(weights: WeightSource, prefix: str) -> bool:
+    """Return whether the stacks of a layer have columns where others have rows."""
+    names = [f"{prefix}.{stack}" for stack in PARTS]
+    if not weights.names() >= set(names):
+        return False
+    (*_, rows, columns), (*_, down_rows, down_columns) = map(weights.shape, names)
+    return rows == down_columns and columns == 2 * down_rows
 
 
 def _divide(shape: tuple[int, ...], number: int) -> list[tuple[int | None, tuple[int, ...]]]:

@@ -6,12 +6,26 @@ from typing import Literal
 
 # How a family decides which layers have a sliding window when its config has no layer_types.
 WindowRule = Literal[
-    "never", "always", "when_used", "after_max_window_layers", "all_but_every_nth", "without_rope"
+    "never",
+    "always",
+    "when_used",
+    "after_max_window_layers",
+    "all_but_every_nth",
+    "all_but_every_nth_and_last",
+    "without_rope",
 ]
 # Which of the q, k, v and output projections have a bias.
 BiasRule = Literal["never", "qkv", "by_config", "qkv_by_config"]
 # Keys by which families say which layers have a feed-forward in place of experts.
-DenseRule = Literal["none", "sparse_step", "first_k_dense_replace", "moe_layer_interval", "mlp_layer_types"]
+DenseRule = Literal[
+    "none",
+    "all_or_none",
+    "sparse_step",
+    "first_k_dense_replace",
+    "moe_layer_interval",
+    "mlp_layer_types",
+    "enable_moe_block",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +38,7 @@ class ExpertFamily:
         size_key: key of the width of an expert's feed-forward.
         renormalises: a token's router weights are divided by their sum; None: by norm_topk_prob.
         dense_rule: how config.json gives layers a feed-forward instead; "sparse_step": by
-            decoder_sparse_step and mlp_only_layers.
+            decoder_sparse_step and mlp_only_layers; "all_or_none": all do if there are no experts.
         is_sigmoid: an expert's score is the sigmoid of its logit, not a softmax over all of them.
         has_choice_bias: a bias is added to scores for the choice alone.
         has_groups: config.json may have a token choose groups of experts first (n_group, topk_group).
@@ -32,6 +46,8 @@ class ExpertFamily:
         shared_key: key of the experts that every token goes to: how many, each as wide as the others; or, if
             it ends in "size", their width. None: there are none.
         has_shared_gate: what the shared experts return is multiplied by the sigmoid of a product with x.
+        is_beside_dense: experts stand beside a feed-forward, each with norms of its own; the router has one,
+            too, and a factor for each expert's weights.
         is_gpt_oss: they are like gpt-oss's: router and experts have biases, the experts' activation is
             "clamped_swiglu", checkpoints have a layout of their own, and may be in MXFP4.
     """
@@ -47,6 +63,7 @@ class ExpertFamily:
     scaling_key: str | None = None
     shared_key: str | None = None
     has_shared_gate: bool = False
+    is_beside_dense: bool = False
     is_gpt_oss: bool = False
 
 
@@ -67,6 +84,7 @@ class Family:
         norm_weight_offset: added to stored norm weights; 1 where weight - 1 is stored.
         scales_embeddings: embeddings are multiplied by sqrt(hidden size).
         attention_scale_key: key of the number whose 1 / sqrt scales q.k; None: the head dimension.
+        attention_scale: factor of q.k; None: by that key.
         has_multipliers: config.json has factors of embeddings, of q.k, of what blocks add to the residual
             stream, and a divisor of logits.
         bias_key: key that switches the bias of q, k and v on.
@@ -75,9 +93,19 @@ class Family:
         has_attention_softcap: config.json may bound attention scores.
         has_final_softcap: config.json may bound logits.
         has_local_rope: sliding layers have rotary frequencies of their own.
+        rope_key: key that says "rope" where layers rotate queries and keys; None: there is none.
+        dense_size_key: key of the width of a feed-forward without experts.
+        has_query_growth: queries may grow with their position (llama_4_scaling_beta).
         has_nope_layers: some layers do not rotate queries and keys (no_rope_layers).
         has_nope_full_layers: in a network with windows, layers without one do not rotate.
         has_partial_rotary: config.json may rotate only a part of each head (partial_rotary_factor).
+        has_full_heads: layers without a window may have heads of their own size and number (global_head_dim,
+            num_global_key_value_heads), and keys for values (attention_k_eq_v).
+        has_value_norm: values are normalised per head, without a weight.
+        has_shared_caches: the last layers may read keys and values of an earlier one (num_kv_shared_layers),
+            and have feed-forwards of twice the width (use_double_wide_mlp).
+        has_layer_inputs: layers may have an embedding of every token each (hidden_size_per_layer_input).
+        has_layer_scales: what leaves a layer is multiplied by a number of its own.
         rotates_pairs: checkpoints have the two numbers that turn together side by side.
         has_fused_projections: checkpoints store q, k and v in one matrix, and gate and up in one.
         has_sinks: each query head sees one more key, whose score is a weight and whose value is 0.
@@ -97,6 +125,7 @@ class Family:
     norm_weight_offset: float = 0.0
     scales_embeddings: bool = False
     attention_scale_key: str | None = None
+    attention_scale: float | None = None
     has_multipliers: bool = False
     bias_key: str = "attention_bias"
     output_bias_key: str = "attention_bias"
@@ -104,9 +133,17 @@ class Family:
     has_attention_softcap: bool = False
     has_final_softcap: bool = False
     has_local_rope: bool = False
+    rope_key: str | None = None
+    dense_size_key: str = "intermediate_size"
+    has_query_growth: bool = False
     has_nope_layers: bool = False
     has_nope_full_layers: bool = False
     has_partial_rotary: bool = False
+    has_full_heads: bool = False
+    has_value_norm: bool = False
+    has_shared_caches: bool = False
+    has_layer_inputs: bool = False
+    has_layer_scales: bool = False
     rotates_pairs: bool = False
     has_fused_projections: bool = False
     has_sinks: bool = False

@@ -1,6 +1,7 @@
 """What a config.json says of each layer: its window, and its rotary frequencies in all spellings."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import get_args
 
 from octavo.errors import FileFormatError, UnsupportedModelError, suggest
@@ -11,6 +12,8 @@ from octavo.models.families.family import Family
 
 _DEFAULT_THETA = 10_000.0
 _PARTIAL = "partial_rotary_factor"
+# Ministral 3's; the second only repeats a field of the whole config.
+_GROWTH = ("llama_4_scaling_beta", "max_position_embeddings")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 # "finetuned" is a remark that early YaRN checkpoints carry.
 _KNOWN_KEYS = words(
@@ -20,8 +23,8 @@ _KNOWN_KEYS = words(
 ) | {_PARTIAL}
 
 
-def read_ropes(fields: ConfigFields, family: Family, rotary_dim: int) -> dict[str, RopeConfig]:
-    """Return the rotary frequencies of each layer type.
+def read_ropes(fields: ConfigFields, family: Family, rotary_dims: Mapping[str, int]) -> dict[str, RopeConfig]:
+    """Return the rotary frequencies of each layer type, given how many dimensions of its heads turn.
 
     Accepted: rope_theta and rope_scaling (with "type" or "rope_type") side by side; rope_parameters with
     everything in one; rope_parameters by layer type; rope_local_base_freq for sliding layers. Where a file
@@ -35,26 +38,40 @@ def read_ropes(fields: ConfigFields, family: Family, rotary_dim: int) -> dict[st
         UnsupportedModelError: a type or key that Octavo does not have.
         FileFormatError: a value is malformed.
     """
-    parameters = _rope_parameters(fields, family)
-    if family.has_partial_rotary:
-        parameters = {name: value for name, value in parameters.items() if name != _PARTIAL}
+    found = _rope_parameters(fields, family)
+    read = {_PARTIAL: family.has_partial_rotary, **dict.fromkeys(_GROWTH, family.has_query_growth)}
+    parameters = {name: value for name, value in found.items() if not read.get(name)}
     nested = {name: parameters[name] for name in _LAYER_TYPES if name in parameters}
     if nested and len(nested) != len(parameters):
         raise fields.error("rope_parameters", "one object, or one per layer type", parameters)
     full = nested.get("full_attention") if nested else parameters
     theta = fields.number("rope_theta", _DEFAULT_THETA, minimum=1.0)
-    ropes = {"full_attention": _read_rope(fields, full, theta, rotary_dim)}
+    ropes = {"full_attention": _read_rope(fields, full, theta, rotary_dims["full_attention"])}
+    if family.has_query_growth and found.get(_GROWTH[0]) is not None:
+        inner = ConfigFields(found, {}, where=f"{fields.where}: rope_parameters")
+        period = inner.integer("original_max_position_embeddings")
+        growth = {"query_growth": inner.number(_GROWTH[0]), "original_max_positions": period}
+        ropes["full_attention"] = replace(ropes["full_attention"], **growth)
     ropes["sliding_attention"] = ropes["full_attention"]
     if family.has_local_rope:
         theta = fields.number("rope_local_base_freq", theta, minimum=1.0)
     if family.has_local_rope or nested:
         # A scaling without layer types is meant only for the full layers.
-        ropes["sliding_attention"] = _read_rope(fields, nested.get("sliding_attention"), theta, rotary_dim)
+        sliding, rotary_dim = nested.get("sliding_attention"), rotary_dims["sliding_attention"]
+        ropes["sliding_attention"] = _read_rope(fields, sliding, theta, rotary_dim)
     return ropes
 
 
-def read_rotary_dim(fields: ConfigFields, family: Family, head_dim: int) -> int:
-    """Return how many dimensions of a head, the first ones, are rotated, by partial_rotary_factor.
+def read_rotary_dims(
+    fields: ConfigFields, family: Family, layer_types: Sequence[str], head_dims: Sequence[int]
+) -> dict[str, int]:
+    """Return how many dimensions of a head, the first ones, are rotated, in layers of each type."""
+    of_types = dict.fromkeys(_LAYER_TYPES, head_dims[0]) | dict(zip(layer_types, head_dims, strict=True))
+    return {name: _read_rotary_dim(fields, family, head_dim) for name, head_dim in of_types.items()}
+
+
+def _read_rotary_dim(fields: ConfigFields, family: Family, head_dim: int) -> int:
+    """Return how many dimensions of a head are rotated, by partial_rotary_factor.
 
     It may be beside the rotary parameters or among them; among them it counts, as in transformers 5.
 
@@ -98,9 +115,14 @@ def _read_rope(config: ConfigFields, parameters: object, theta: float, rotary_di
                 f"{config.where}: rope parameter {name!r} is not supported{suggest(name, _KNOWN_KEYS)}"
             )
     fields = ConfigFields(parameters, {}, where=f"{config.where}: rope_parameters")
-    fields.require_neutral({_PARTIAL: (1,)})
     theta = fields.number("rope_theta", theta, minimum=1.0)
     rope_type = _read_type(fields)
+    if rope_type == "proportional":
+        proportion, factor = fields.number(_PARTIAL, 1.0), fields.number("factor", 1.0)
+        if proportion > 1:
+            raise fields.error(_PARTIAL, "a part of 1", proportion)
+        return RopeConfig(theta=theta, rope_type=rope_type, factor=factor, proportion=proportion)
+    fields.require_neutral({_PARTIAL: (1,)})
     if rope_type == "default":
         return RopeConfig(theta=theta)
     if rope_type == "factors":
@@ -197,8 +219,13 @@ def read_layer_types(fields: ConfigFields, family: Family, num_layers: int) -> l
     by_rule = [_slides(fields, family, index) for index in range(num_layers)]
     names = ["sliding_attention" if slides else "full_attention" for slides in by_rule]
     value = fields.get("layer_types")
+    if family.window_rule == "all_but_every_nth_and_last" and isinstance(value, list):
+        # Whatever it says, the last layer sees all keys.
+        value = [*value[:-1], "full_attention"]
     if value is None:
         return names
+    if isinstance(value, list):
+        value = ["full_attention" if name == "attention" else name for name in value]
     if not isinstance(value, list) or len(value) != num_layers:
         raise fields.error("layer_types", f"a list of {num_layers} names, one per layer", value)
     for name in value:
@@ -230,7 +257,7 @@ def read_layer_ropes(
     family: Family,
     layer_types: list[str],
     ropes: dict[str, RopeConfig],
-    rotary_dim: int,
+    rotary_dims: Mapping[str, int],
 ) -> list[RopeConfig]:
     """Return each layer's rotary frequencies.
 
@@ -239,15 +266,14 @@ def read_layer_ropes(
         family: its family.
         layer_types: of each layer.
         ropes: those of each type of layer.
-        rotary_dim: rotated dimensions of a head.
+        rotary_dims: rotated dimensions of a head, of each type of layer.
 
     Raises:
         FileFormatError: no_rope_layers is malformed.
     """
-    none = without_rotation(rotary_dim)
     skips_full = family.has_nope_full_layers and fields.get("sliding_window") is not None
     return [
-        none
+        without_rotation(rotary_dims[name])
         if (skips_full and name == "full_attention") or not _has_rope(fields, family, index)
         else ropes[name]
         for index, name in enumerate(layer_types)
@@ -259,6 +285,8 @@ def _slides(fields: ConfigFields, family: Family, index: int) -> bool:
         return False
     if family.window_rule == "all_but_every_nth":
         return _slides_by_pattern(fields, index)
+    if family.window_rule == "all_but_every_nth_and_last":
+        return _slides_by_pattern(fields, index) and index + 1 < fields.integer("num_hidden_layers")
     if family.window_rule == "after_max_window_layers":
         return fields.boolean("use_sliding_window") and index >= fields.integer(
             "max_window_layers", minimum=0
@@ -286,6 +314,9 @@ def _slides_by_pattern(fields: ConfigFields, index: int) -> bool:
 
 def _has_rope(fields: ConfigFields, family: Family, index: int) -> bool:
     """Return whether a layer rotates queries and keys: no_rope_layers has 1 for layers that do."""
+    if family.rope_key is not None:
+        fields.require_one_of(family.rope_key, ("rope", "nope", None))
+        return fields.get(family.rope_key) == "rope"
     if not family.has_nope_layers:
         return True
     value = fields.get("no_rope_layers")

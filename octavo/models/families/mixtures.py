@@ -1,5 +1,7 @@
 """Families whose layers are mixtures of experts, a row each; see registry."""
 
+from dataclasses import replace
+
 from octavo.models.families.family import ExpertFamily, Family
 
 _GPT_OSS_DEFAULTS = {
@@ -19,6 +21,23 @@ _GPT_OSS_DEFAULTS = {
         "truncate": False,
     },
 }
+
+_GRANITE = Family(
+    architecture="GraniteMoeForCausalLM",
+    model_type="granitemoe",
+    has_multipliers=True,
+    experts=ExpertFamily(number_key="num_local_experts", renormalises=True),
+    defaults={
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "max_position_embeddings": 2048,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+)
+_GRANITE_SHARED = ExpertFamily(
+    number_key="num_local_experts", renormalises=True, shared_key="shared_intermediate_size"
+)
 
 MIXTURES: tuple[Family, ...] = (
     Family(
@@ -163,6 +182,23 @@ MIXTURES: tuple[Family, ...] = (
         has_wide_qk_norm=True,
         experts=ExpertFamily(),
         defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "eos_token_id": 50279},
+    ),
+    _GRANITE,
+    replace(
+        _GRANITE,
+        architecture="GraniteMoeSharedForCausalLM",
+        model_type="granitemoeshared",
+        experts=_GRANITE_SHARED,
+    ),
+    # Granite 4 without state spaces, and perhaps without experts.
+    replace(
+        _GRANITE,
+        architecture="GraniteMoeHybridForCausalLM",
+        model_type="granitemoehybrid",
+        rope_key="position_embedding_type",
+        dense_size_key="shared_intermediate_size",
+        experts=replace(_GRANITE_SHARED, dense_rule="all_or_none"),
+        defaults={**_GRANITE.defaults, "shared_intermediate_size": 1024, "layer_types": ["mamba"]},
     ),
     Family(
         architecture="GptOssForCausalLM",

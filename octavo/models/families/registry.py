@@ -11,8 +11,9 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from octavo.errors import UnsupportedModelError, suggest
-from octavo.models.families.family import Family
+from octavo.models.families.family import ExpertFamily, Family
 from octavo.models.families.mixtures import MIXTURES
+from octavo.models.families.text_parts import TEXT_PARTS, family_name, find_text_part
 
 # Unsupported architectures that people ask for, and the part that is missing.
 _MISSING: Mapping[str, str] = MappingProxyType(
@@ -46,12 +47,8 @@ _MISSING: Mapping[str, str] = MappingProxyType(
             ),
             (
                 "images are not; a checkpoint of the text model alone is, where its family is listed",
-                "Gemma3ForConditionalGeneration LlavaForConditionalGeneration "
-                "Mistral3ForConditionalGeneration MllamaForConditionalGeneration Phi4MMForCausalLM "
-                "Qwen2VLForConditionalGeneration Qwen2_5_VLForConditionalGeneration "
-                "Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration",
+                "LlavaNextForConditionalGeneration MllamaForConditionalGeneration Phi4MMForCausalLM",
             ),
-            ("experts with factors of residual sums are not", "GraniteMoeForCausalLM"),
         )
         for name in names.split()
     }
@@ -94,6 +91,53 @@ _GEMMA2 = Family(
     },
 )
 
+_GEMMA4 = Family(
+    architecture="Gemma4ForCausalLM",
+    model_type="gemma4_text",
+    window_rule="all_but_every_nth_and_last",
+    has_qk_norm=True,
+    has_value_norm=True,
+    has_post_norms=True,
+    has_full_heads=True,
+    has_shared_caches=True,
+    has_layer_inputs=True,
+    has_layer_scales=True,
+    scales_embeddings=True,
+    attention_scale=1.0,
+    activation_key="hidden_activation",
+    has_final_softcap=True,
+    has_local_rope=True,
+    experts=ExpertFamily(
+        chosen_key="top_k_experts",
+        size_key="moe_intermediate_size",
+        renormalises=True,
+        dense_rule="enable_moe_block",
+        is_beside_dense=True,
+    ),
+    defaults={
+        "head_dim": 256,
+        "num_key_value_heads": 4,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+        "max_position_embeddings": 131072,
+        "hidden_size_per_layer_input": 256,
+        "vocab_size_per_layer_input": 262144,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            "full_attention": {
+                "rope_type": "proportional",
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 1_000_000.0,
+            },
+        },
+        "num_experts": 0,
+        "eos_token_id": 1,
+        "bos_token_id": 2,
+    },
+)
+
 _OLMO2 = Family(
     architecture="Olmo2ForCausalLM",
     model_type="olmo2",
@@ -101,6 +145,20 @@ _OLMO2 = Family(
     has_pre_norms=False,
     has_post_norms=True,
     defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "eos_token_id": 50279},
+)
+
+_MISTRAL = Family(
+    architecture="MistralForCausalLM",
+    model_type="mistral",
+    window_rule="always",
+    attention_bias="never",
+    defaults={
+        "sliding_window": 4096,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
 )
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -113,17 +171,27 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 has_mlp_bias_option=True,
                 defaults={"max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2},
             ),
-            Family(
-                architecture="MistralForCausalLM",
-                model_type="mistral",
-                window_rule="always",
-                attention_bias="never",
+            _MISTRAL,
+            replace(
+                _MISTRAL,
+                architecture="Ministral3ForCausalLM",
+                model_type="ministral3",
+                has_query_growth=True,
                 defaults={
-                    "sliding_window": 4096,
-                    "num_key_value_heads": 8,
-                    "max_position_embeddings": 131072,
-                    "bos_token_id": 1,
-                    "eos_token_id": 2,
+                    **_MISTRAL.defaults,
+                    "head_dim": 128,
+                    "sliding_window": None,
+                    "max_position_embeddings": 262144,
+                    "rms_norm_eps": 1e-5,
+                    "rope_parameters": {
+                        "rope_type": "yarn",
+                        "rope_theta": 1_000_000.0,
+                        "factor": 16.0,
+                        "original_max_position_embeddings": 16384,
+                        "mscale": 1.0,
+                        "mscale_all_dim": 1.0,
+                        "llama_4_scaling_beta": 0.1,
+                    },
                 },
             ),
             Family(
@@ -240,6 +308,19 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                     "rope_local_base_freq": 10_000.0,
                 },
             ),
+            _GEMMA4,
+            replace(
+                _GEMMA4,
+                architecture="Gemma4UnifiedForCausalLM",
+                model_type="gemma4_unified_text",
+                has_layer_inputs=False,
+                experts=None,
+                defaults={
+                    **_GEMMA4.defaults,
+                    "sliding_window": 1024,
+                    "max_position_embeddings": 262144,
+                },
+            ),
             *MIXTURES,
         )
     }
@@ -249,9 +330,16 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 def find_family(config: Mapping[str, object]) -> Family:
     """Return the family of a config.json, by its architectures or, if it names none, its model_type.
 
+    That of a checkpoint which also reads images is the family of its text model, under its own name.
+
     Raises:
         UnsupportedModelError: none of them is supported; the message lists what is.
     """
+    whole = find_text_part(config)
+    if whole is not None:
+        family = FAMILIES[family_name(whole, config)]
+        defaults = {**family.defaults, **TEXT_PARTS[whole].defaults}
+        return replace(family, architecture=whole, defaults=defaults)
     architectures = config.get("architectures")
     if isinstance(architectures, list) and architectures:
         name = _OTHER_HEAD.sub("ForCausalLM", str(architectures[0]))
@@ -264,11 +352,13 @@ def _pick(what: str, value: object, name_of: Callable[[Family], str]) -> Family:
     families = {name_of(family): family for family in FAMILIES.values()}
     if isinstance(value, str) and value in families:
         return families[value]
+    is_name = what == "architecture"
+    known = [*families, *(name if is_name else part.model_type for name, part in TEXT_PARTS.items())]
     if isinstance(value, str) and value in _MISSING:
         raise UnsupportedModelError(
-            f"{what} {value!r} is not supported: {_MISSING[value]}; supported: {', '.join(families)}"
+            f"{what} {value!r} is not supported: {_MISSING[value]}; supported: {', '.join(known)}"
         )
     raise UnsupportedModelError(
-        f"{what} {value!r} is not supported{suggest(str(value), families, _LIKENESS)}; "
-        f"supported: {', '.join(families)}"
+        f"{what} {value!r} is not supported{suggest(str(value), known, _LIKENESS)}; "
+        f"supported: {', '.join(known)}"
     )

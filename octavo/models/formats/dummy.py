@@ -18,11 +18,12 @@ _STANDARD_DEVIATION = 0.02
 _POOL_SIZE = 2**21 - 9
 # With any bytes, 2 ** -7 makes weights of standard deviation 0.023.
 _MXFP4_EXPONENT = 127 - 7
+_ONES = re.compile(r".*(?:norm(?:_\d)?\.weight|\.(?:layer_scalar|scale|per_expert_scale))")
 _EXPERT = re.compile(r".*\.experts\.\d+\.\w+_proj\.weight")
 
 
 class DummyWeights:
-    """Normally distributed weights of standard deviation 0.02; norm weights are 1.
+    """Normally distributed weights of standard deviation 0.02; weights of norms and factors are 1.
 
     All tensors copy from one pool of random numbers, each from its own start. Drawing billions of numbers
     would take minutes; copying takes seconds, and reading a slice costs only that slice.
@@ -72,7 +73,7 @@ class DummyWeights:
         if columns is not None:
             kept = slice(*slice_bounds(columns, rest[0]))
             out_shape[1] = kept.stop - kept.start
-        if name.endswith("norm.weight"):
+        if _ONES.fullmatch(name):
             return torch.ones(out_shape, dtype=dtype)
         out = torch.empty(out_shape, dtype=dtype)
         self._fill(out, self._pool(dtype), self._position(name) + start * math.prod(rest), rest, kept)

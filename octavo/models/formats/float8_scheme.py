@@ -4,7 +4,7 @@
     X.weight_scale_inv    [N / 128, K / 128]: weight = number * scale; or
     X.weight_scale        the same, or [N / 128, 1, K / 128, 1]; or [N, 1] or [N], one for each row; or [1]
                           or of MXFP8 [N, K / 32] uint8: exponents, each 127 too large
-    X.input_scale         [1], of activations
+    X.input_scale         [1], of activations; transformers calls it activation_scale
 
 A matrix is quantised if its type says so: lists of exceptions in config.json are often longer or shorter.
 Input scales are checked and not used: activations are quantised, if at all, by scales of their own rows,
@@ -96,6 +96,8 @@ class Float8Scheme(MatrixScheme):
         if self.tile is None and scale not in names and f"{scale}_inv" in names:
             # transformers has one name for scales of tiles and of whole matrices.
             scale = f"{scale}_inv"
+        if input_scale not in names and f"{layer}activation_scale" in names:
+            input_scale = f"{layer}activation_scale"
         required = (scale, input_scale) if self.has_input_scales else (scale,)
         for each in required:
             if each not in names:

@@ -14,7 +14,7 @@ from msgspec import inspect
 from octavo.errors import suggest
 from octavo.server.api.left_out import leave_out, may_hold_more, tool_name
 from octavo.server.api.structs import RequestBody, StreamOptions
-from octavo.server.api_errors import ApiError
+from octavo.server.api_errors import TEXT_ONLY, ApiError
 
 Body = TypeVar("Body", bound=RequestBody)
 
@@ -110,7 +110,8 @@ def _without_neutral(
         for name in fields.keys() & REFUSED.keys() - set(kind.__struct_fields__):
             why, neutral = REFUSED[name]
             if not _asks_for_nothing(fields.pop(name), neutral):
-                raise ApiError(400, f"{name} {why}", param=name, code="unsupported_field") from error
+                code = TEXT_ONLY if why == _TEXT_ONLY else "unsupported_field"
+                raise ApiError(400, f"{name} {why}", param=name, code=code) from error
         _refuse_structural_tags(fields)
         _refuse_choice(fields, kind.api)
         try:

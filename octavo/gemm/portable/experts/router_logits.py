@@ -83,6 +83,7 @@ def route_experts(
             logits_ptr=logits,
             bias_ptr=bias,
             choice_bias_ptr=scoring.bias,
+            factors_ptr=scoring.expert_factors,
             slots_ptr=slots,
             experts_ptr=experts,
             weights_ptr=weights,
@@ -153,7 +154,8 @@ def place_among_held(expert, first_held, slots_ptr, token, NUM_HELD: tl.constexp
 
 @triton.jit(do_not_specialize=["first_held"])
 def _choose_kernel(
-    logits_ptr, bias_ptr, choice_bias_ptr, slots_ptr, experts_ptr, weights_ptr, first_held, factor,
+    logits_ptr, bias_ptr, choice_bias_ptr, factors_ptr, slots_ptr, experts_ptr, weights_ptr, first_held,
+    factor,
     NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, NUM_CHOSEN: tl.constexpr, CHOSEN: tl.constexpr,
     RENORMALISES: tl.constexpr, RANKS_SCORES: tl.constexpr, IS_SIGMOID: tl.constexpr,
     NUM_GROUPS: tl.constexpr, NUM_CHOSEN_GROUPS: tl.constexpr, NUM_HELD: tl.constexpr, OVERLAP: tl.constexpr,
@@ -200,6 +202,8 @@ def _choose_kernel(
         # Sigmoids of a token may all be 0.
         weights = weights / (tl.sum(weights, axis=0) + 1e-20) if RENORMALISES else weights
         weights *= factor
+        if factors_ptr is not None:
+            weights *= tl.load(factors_ptr + chosen, mask=slot < NUM_CHOSEN, other=0.0)
     else:
         weights = tl.exp(values - largest)
         weights /= tl.sum(weights if RENORMALISES else tl.exp(logits - largest), axis=0)

@@ -18,7 +18,7 @@ from octavo.server.api.anthropic.messages_structs import (
 )
 from octavo.server.api.anthropic.signature import carried
 from octavo.server.api.structs import JsonObject
-from octavo.server.api_errors import ApiError
+from octavo.server.api_errors import ApiError, refused_part
 from octavo.tokenizer.messages import encoded
 
 # These say where an answer changed models, and hold thoughts that only Anthropic can read.
@@ -100,8 +100,8 @@ class BlockReader:
             return self.text(text, f"{where}.content", "document")
         if isinstance(text, str):
             return text
-        text = f"{where}: expected plain text in a source of type text or content, got {kind!r:.100}"
-        raise ApiError(400, text, param=where)
+        text = f"expected plain text in a source of type text or content, got {kind!r:.100}"
+        raise refused_part(where, "file", text)
 
 
 def _turn(blocks: Sequence[AnyBlock]) -> JsonObject:
@@ -130,8 +130,8 @@ def _blocks(content: Sequence[JsonObject], where: str, place: str) -> Iterator[t
         elif place == "assistant" and isinstance(kind, str) and kind.endswith("_tool_result"):
             kind, block = "tool_result", {**block, "content": _written(block.get("content"))}
         elif kind not in _KINDS[place]:
-            text = f"{spot}: expected a block of type {' or '.join(_KINDS[place])}, got {kind!r}"
-            raise ApiError(400, text[:400], param=spot)
+            text = f"expected a block of type {' or '.join(_KINDS[place])}, got {kind!r}"
+            raise refused_part(spot, kind, text)
         if kind not in _SILENT:
             yield spot, part({**block, "type": kind}, AnyBlock, spot)
 

@@ -14,7 +14,7 @@ from octavo.server.api.prompt_tokens import Reading
 from octavo.server.api.sampling import chat_params
 from octavo.server.api.structs import ChatRequest, JsonObject, JsonSchema, ResponseFormat, Tool
 from octavo.server.api.toolbox import read_prompt, toolbox_of, wished_variables
-from octavo.server.api_errors import ApiError, refused
+from octavo.server.api_errors import ApiError, refused, refused_part
 from octavo.server.reading.forms import Tools, packed
 from octavo.server.reading.requests import Answered, Materials, check_model
 
@@ -145,7 +145,7 @@ def _messages(given: Sequence[GivenMessage]) -> list[JsonObject]:
     waiting: list[tuple[str, str]] = []
     for index, message in enumerate(given):
         if message.images:
-            raise refused(f"messages[{index}].images", "are not supported: this server reads text only")
+            raise refused_part(f"messages[{index}].images", "image", "expected none, got images")
         found: dict[str, Any] = {"role": message.role, "content": message.content or ""}
         if message.thinking:
             found["reasoning_content"] = message.thinking

@@ -12,7 +12,7 @@ from octavo.server.api.responses.response_structs import AnyTool, ResponsesReque
 from octavo.server.api.responses.response_tools import Names, chat_choice, chat_tools, known_name, names_of
 from octavo.server.api.sampling import Defaults
 from octavo.server.api.structs import MAX_TOOLS, ChatRequest
-from octavo.server.api_errors import ApiError, refused
+from octavo.server.api_errors import ApiError, refused, refused_part
 from octavo.server.reading.requests import ChatInput
 
 _TOOLS = "additional_tools"
@@ -220,7 +220,7 @@ def _part(part: object, where: str) -> dict[str, Any]:
         part = {"type": "text", "text": part.get("refusal")}
     if not isinstance(part, dict) or part.get("type") not in _PARTS:
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-        raise ApiError(400, f"{where}: only text is supported, got {kind!r}", param=where)
+        raise refused_part(where, kind, f"only text is supported, got {kind!r}")
     if not isinstance(part.get("text"), str):
         raise ApiError(400, f"{where}.text: expected a string", param=where)
     return {"type": "text", "text": part["text"]}
