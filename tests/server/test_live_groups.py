@@ -87,3 +87,4 @@ def test_figures_count_pages(shape: str) -> None:
     assert stats.saved_bytes == 1000 * (stats.num_table_entries - stats.num_referenced)
     # Each of the ends lacks less than a page.
     assert 0 <= stats.reserved_unfilled_tokens < 3 * stats.block_size
+    assert stats.block_size == SIZE * {"3 blocks a page": 3, "2 layers a slice": 4}.get(shape, 1)
