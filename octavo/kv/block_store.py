@@ -107,11 +107,11 @@ class BlockStore:
             (window.block_ids, own) for window, own in zip(parent.windows, child.windows, strict=True)
         ]
         for group, (block_ids, own) in enumerate(lists):
-            own.block_ids = block_ids[:num_full]
-            num_gone = 0
+            own.block_ids = shared = block_ids[:num_full]
             if isinstance(own, WindowBlocks):
-                num_gone = own.num_gone = min(parent.windows[group - 1].num_gone, num_full)
-            self.pool.retain_all(self.pages(own.block_ids[num_gone:], group))
+                own.num_gone = min(parent.windows[group - 1].num_gone, num_full)
+                shared = own.held
+            self.pool.retain_all(self.pages(shared, group))
             if tails:
                 page, ids = (
                     self.page(block_ids[num_full], group),
