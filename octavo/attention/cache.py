@@ -3,11 +3,9 @@
 A float8 (e4m3) cache stores x / scale, with one scale per kv head, saturated to +-448.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from numbers import Integral
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +13,7 @@ from torch import Tensor
 
 from octavo.errors import InvalidArgumentError, OutOfMemoryError
 from octavo.kernels.copies import to_device
+from octavo.kv.cache_layout import CacheLayout
 
 FLOAT8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FLOAT8).max
@@ -50,18 +49,18 @@ class KVCache:
     too.
 
     Attributes:
-        data: [L, 2 (k, v), N, KH, B, D], dtype of the cache.
-        scales: [L, 2, KH] float32: in a float8 cache, the number that 1.0 stands for; None in other dtypes.
-            They must not change while the cache is in use.
-        others: caches of the layers that have heads of other numbers or sizes than those of `data`.
-        places: of each layer, the cache that has it, 0 for this one, and its index there; None: all are here.
+        data: [L, 2 (k, v), N, KH, B, D], dtype of the cache; with a layout of several groups of layers
+            [2 (k, v), slices, N, slice], where N is the number of pages.
+        scales: [L, 2, most KH] float32: in a float8 cache, the number that 1.0 stands for; None in other
+            dtypes. They must not change while the cache is in use.
+        layout: where the blocks of groups of layers are; None: there is one group.
     """
 
     data: Tensor
     scales: Tensor | None = None
-    others: tuple["KVCache", ...] = ()
-    places: tuple[tuple[int, int], ...] | None = None
+    layout: CacheLayout | None = None
     _layers: dict[int, LayerCache] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _addresses: list[tuple[int, int]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
     def allocate(
@@ -92,71 +91,68 @@ class KVCache:
         for name, size in sizes.items():
             if not isinstance(size, Integral) or size < 1:
                 raise InvalidArgumentError(f"{name} must be a positive integer, got {size!r}")
-        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise InvalidArgumentError(f"dtype must be a torch.dtype of floats, got {dtype!r}")
-        try:
-            device = torch.device(device)
-        except RuntimeError as error:
-            raise InvalidArgumentError(
-                f"device must be one of PyTorch's, such as 'cuda'; got {device!r}"
-            ) from error
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise InvalidArgumentError(f"PyTorch finds no NVIDIA GPU here, got device {str(device)!r}")
         shape = (num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim)
-        try:
-            data = torch.empty(shape, dtype=dtype, device=device)
-        except RuntimeError as error:
-            raise OutOfMemoryError(
-                f"a KV cache of {num_blocks} blocks x {block_size} tokens does not fit {device}; "
-                f"lower num_blocks or memory_fraction ({error})"
-            ) from error
-        if dtype != FLOAT8:
-            return cls(data)
-        # Rows begin at multiples of 16 bytes: for another alignment Triton would compile a second kernel.
-        scales = torch.ones(num_layers, 2, -(-num_kv_heads // 4) * 4, dtype=torch.float32, device=device)
-        return cls(data, scales[..., :num_kv_heads])
+        data = _allocate(shape, dtype, device, f"{num_blocks} blocks x {block_size} tokens")
+        return cls(data, _scales(num_layers, num_kv_heads, data))
 
     @classmethod
-    def of_layers(cls, shapes: Sequence[tuple[int, int]], **options: Any) -> "KVCache":
-        """Allocate a cache for layers of so many kv heads of such dimensions; the rest as for allocate."""
-        kinds = list(dict.fromkeys(shapes))
-        first, *others = (
-            cls.allocate(num_layers=shapes.count(kind), num_kv_heads=kind[0], head_dim=kind[1], **options)
-            for kind in kinds
-        )
-        places = tuple((kinds.index(kind), shapes[:index].count(kind)) for index, kind in enumerate(shapes))
-        return cls(first.data, first.scales, tuple(others), places) if others else first
+    def of_layout(
+        cls, layout: CacheLayout, num_pages: int, dtype: torch.dtype, device: torch.device | str
+    ) -> "KVCache":
+        """Allocate an uninitialised cache for groups of layers; see allocate, also for errors."""
+        layers = layout.layers
+        if len(layout.groups) == 1 and layout.groups[0].blocks_per_page == 1:
+            return cls.allocate(
+                num_layers=len(layers), num_blocks=num_pages, block_size=layout.block_size,
+                num_kv_heads=layers[0].num_kv_heads, head_dim=layers[0].head_dim, dtype=dtype, device=device,
+            )  # fmt: skip
+        shape = (2, layout.num_slices, num_pages, layout.slice_size)
+        data = _allocate(shape, dtype, device, f"{num_pages} pages")
+        return cls(data, _scales(len(layers), max(layer.num_kv_heads for layer in layers), data), layout)
 
     def layer(self, index: int) -> LayerCache:
         """Return one layer's views, the same object in every call."""
-        cache, index = (0, index) if self.places is None else self.places[index]
-        if cache:
-            return self.others[cache - 1].layer(index)
         layer = self._layers.get(index)
         if layer is None:
-            k, v = self.data[index]
-            scales = () if self.scales is None else self.scales[index]
+            k, v = self.data[index] if self.layout is None else _layer_of(self.data, self.layout, index)
+            scales = () if self.scales is None else self.scales[index, :, : k.shape[1]]
             layer = self._layers[index] = LayerCache(k.transpose(1, 2), v.transpose(1, 2), *scales)
         return layer
 
     @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The layers of each group."""
+        if self.layout is None:
+            return (tuple(range(self.data.shape[0])),)
+        return tuple(group.layers for group in self.layout.groups)
+
+    @property
+    def addresses(self) -> list[tuple[int, int]]:
+        """Where the keys and the values of each layer begin in memory."""
+        if not self._addresses:
+            layers = map(self.layer, range(self.num_layers))
+            self._addresses.extend((layer.k.data_ptr(), layer.v.data_ptr()) for layer in layers)
+        return self._addresses
+
+    @property
     def num_layers(self) -> int:
-        return self.data.shape[0] if self.places is None else len(self.places)
+        return self.data.shape[0] if self.layout is None else len(self.layout.layers)
 
     @property
     def num_blocks(self) -> int:
+        """Blocks, or pages of a layout."""
         return self.data.shape[2]
 
     @property
     def block_size(self) -> int:
-        return self.data.shape[4]
+        return self.data.shape[4] if self.layout is None else self.layout.block_size
 
     @property
     def nbytes(self) -> int:
-        return self.data.nbytes + sum(cache.nbytes for cache in self.others)
+        return self.data.nbytes
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        """Copy whole blocks (source id, destination id) in every layer; used by copy-on-write.
+        """Copy whole blocks or pages (source, destination) in every layer; used by copy-on-write.
 
         Raises:
             InvalidArgumentError: there is no such block; nothing was copied.
@@ -171,8 +167,44 @@ class KVCache:
         for part in to_device(np.array(pairs), data.device).split(num_at_once):
             source, destination = part.unbind(1)
             data[:, :, destination] = data[:, :, source]
-        for cache in self.others:
-            cache.copy_blocks(pairs)
+
+
+def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str, what: str) -> Tensor:
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise InvalidArgumentError(f"dtype must be a torch.dtype of floats, got {dtype!r}")
+    try:
+        device = torch.device(device)
+    except RuntimeError as error:
+        raise InvalidArgumentError(
+            f"device must be one of PyTorch's, such as 'cuda'; got {device!r}"
+        ) from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidArgumentError(f"PyTorch finds no NVIDIA GPU here, got device {str(device)!r}")
+    try:
+        return torch.empty(shape, dtype=dtype, device=device)
+    except RuntimeError as error:
+        raise OutOfMemoryError(
+            f"a KV cache of {what} does not fit {device}; lower num_blocks or memory_fraction ({error})"
+        ) from error
+
+
+def _scales(num_layers: int, num_kv_heads: int, data: Tensor) -> Tensor | None:
+    if data.dtype != FLOAT8:
+        return None
+    # Rows begin at multiples of 16 bytes: for another alignment Triton would compile a second kernel.
+    width = -(-num_kv_heads // 4) * 4
+    return torch.ones(num_layers, 2, width, dtype=torch.float32, device=data.device)[..., :num_kv_heads]
+
+
+def _layer_of(data: Tensor, layout: CacheLayout, index: int) -> tuple[Tensor, ...]:
+    """Return a layer's keys and values, [N, KH, B, D] each: as many blocks as its group's tables may name."""
+    group, num_pages = layout.groups[layout.group_of(index)], data.shape[2]
+    kind, first = group.kind, group.first_block(index, num_pages)
+    num_blocks = group.block_id(num_pages - 1, group.blocks_per_page - 1, num_pages) + 1
+    size = layout.block_size * kind.size
+    part = slice(first * size, (first + num_blocks) * size)
+    shape = (num_blocks, kind.num_kv_heads, layout.block_size, kind.head_dim)
+    return tuple(plane.flatten()[part].view(shape) for plane in data)
 
 
 def write_rows(cache: Tensor, index: Index, rows: Tensor, scale: Tensor | None) -> None:

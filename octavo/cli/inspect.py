@@ -190,15 +190,45 @@ def _without_cache(plan: ExecutionPlan) -> Rows:
     ]
 
 
+def _groups(plan: ExecutionPlan) -> Rows:
+    """Return what groups of layers keep, and the cache that they share."""
+    layout, size = plan.layout, f"{gib(plan.kv_bytes)}: {plan.num_blocks:,}"
+    if len(layout.groups) == 1:
+        return [("KV cache", f"{size} blocks x {plan.block_size} tokens")]
+    rows = [("KV cache", f"{size} pages of {gib(plan.block_bytes)}, blocks of {plan.block_size} tokens")]
+    for group in layout.groups:
+        kind, number = group.kind, len(group.layers)
+        keeps = "all keys" if kind.window is None else f"the last {kind.window:,} keys"
+        num_bytes = 2 * kind.size * number * plan.kv_dtype.itemsize
+        heads = f"{kind.num_kv_heads} kv heads x {kind.head_dim}"
+        rows.append((f"  {number} layers", f"keep {keeps}, {heads}: {num_bytes:,} bytes per token"))
+    return rows
+
+
+def _tokens(plan: ExecutionPlan) -> Rows:
+    """Return how many tokens fit; where windows give memory back, in sequences of several lengths."""
+    if len(plan.layout.groups) == 1:
+        return [("tokens that fit", f"{plan.num_kv_tokens:,}")]
+    in_one_group = plan.kv_bytes // plan.kv_bytes_per_token
+    lengths = [length for length in (1024, 32768) if length < plan.max_model_len] + [plan.max_model_len]
+    return [
+        (
+            f"tokens that fit, in sequences of {length:,}",
+            f"{plan.num_blocks * length // plan.layout.num_pages(length):,} (in one group {in_one_group:,})",
+        )
+        for length in lengths
+    ]
+
+
 def _memory(plan: ExecutionPlan) -> Rows:
     return [
         *_without_cache(plan),
         ("KV cache dtype", str(plan.kv_dtype).removeprefix("torch.")),
         ("KV cache per token", f"{plan.kv_bytes_per_token:,} bytes"),
-        ("KV cache", f"{gib(plan.kv_bytes)}: {plan.num_blocks:,} blocks x {plan.block_size} tokens"),
+        *_groups(plan),
         ("activations and buffers", gib(plan.working_bytes)),
         ("block tables and bookkeeping, on the host", gib(plan.host_bytes)),
         ("memory in all", gib(plan.total_bytes)),
-        ("tokens that fit", f"{plan.num_kv_tokens:,}"),
+        *_tokens(plan),
         (f"sequences of {plan.max_model_len:,} tokens that fit", f"{plan.max_full_sequences:.1f}"),
     ]

@@ -130,9 +130,10 @@ class Engine:
         self.manager = KVCacheManager(
             plan.num_blocks,
             plan.block_size,
+            layout=plan.layout,
             enable_prefix_caching=config.enable_prefix_caching,
             max_kept_blocks=int(config.kept_cache_fraction * plan.num_blocks),
-            bytes_per_block=plan.block_size * plan.kv_bytes_per_token,
+            bytes_per_block=plan.block_bytes,
         )
         self.scheduler = Scheduler(
             self.manager, max_num_seqs=plan.max_num_seqs, max_num_batched_tokens=plan.max_num_batched_tokens

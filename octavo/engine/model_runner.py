@@ -81,7 +81,8 @@ class ModelRunner:
 
     def reset(self) -> None:
         """See StepRunner."""
-        self._inputs.tables.reset()
+        for tables in self._inputs.tables:
+            tables.reset()
         self._sampler.reset()
 
     def close(self) -> None:
@@ -98,17 +99,17 @@ class ModelRunner:
         return StepResult(sampled, prompt_logprobs(self.decoder, step.scheduled, hidden))
 
     def _forward(self, step_input: StepInput) -> Tensor:
-        plan = self._plan(step_input)
-        self._sharing = self._sharing.after(plan.sharing)
-        metadata = step_input.metadata(plan, self._device)
+        plans = [self._plan(step_input, group) for group in range(len(step_input.groups))]
+        self._sharing = self._sharing.after(plans[0].sharing)
         input_ids = to_device(step_input.input_ids, self._device)
-        return self.decoder.forward(input_ids, self.kv_cache, metadata)
+        groups = step_input.metadata(plans, self._device)
+        return self.decoder.forward(input_ids, self.kv_cache, *groups)
 
-    def _plan(self, step_input: StepInput) -> ForestPlan:
-        if not self._shares_prefixes:
+    def _plan(self, step_input: StepInput, group: int) -> ForestPlan:
+        if not self._shares_prefixes or group:
             return ForestPlan.flat(step_input.seq_lens, step_input.cu_seqlens_q)
         return ForestPlan.from_block_tables(
-            step_input.block_table,
+            step_input.groups[group].block_table,
             step_input.seq_lens,
             step_input.cu_seqlens_q,
             self.kv_cache.block_size,

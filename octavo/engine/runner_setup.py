@@ -142,13 +142,7 @@ def _check_decoder(decoder: Decoder, plan: ExecutionPlan) -> None:
 
 
 def _allocate_kv_cache(decoder: Decoder, plan: ExecutionPlan) -> KVCache:
-    cache = KVCache.of_layers(
-        [layer.shape for layer in decoder.cache_layers],
-        num_blocks=plan.num_blocks,
-        block_size=plan.block_size,
-        dtype=plan.kv_dtype,
-        device=plan.device,
-    )
+    cache = KVCache.of_layout(plan.layout, plan.num_blocks, plan.kv_dtype, plan.device)
     if cache.scales is not None and decoder.kv_scales is not None:
         check_kv_scales(decoder.kv_scales, decoder.config)
         for index, (k_scale, v_scale) in enumerate(decoder.kv_scales):

@@ -157,8 +157,10 @@ class Scheduler:
 
     def _grow(self, request: Request, num_tokens: int, output: SchedulerOutput) -> bool:
         """Make room for all tokens of a request, preempting the youngest; False if it waits or ends."""
-        if num_tokens <= request.blocks.capacity:
+        if num_tokens <= request.blocks.reach:
             return True
+        if not request.forks:
+            self.manager.hide(request.blocks, request.num_computed_tokens)
         while not self.manager.allocate(request.blocks, num_tokens):
             if self.running[-1] is not request:
                 self._preempt(self.running[-1])
@@ -174,22 +176,46 @@ class Scheduler:
 
     def _end_for_lack_of_blocks(self, request: Request, output: SchedulerOutput) -> None:
         """End a request that needs more tokens than the whole pool holds."""
-        capacity = self.manager.num_blocks * self.manager.block_size
-        request.finish("length", message=f"the KV cache is full: it holds {capacity} tokens in all")
+        request.finish(
+            "length", message=f"the KV cache is full: it holds {self.manager.capacity} tokens in all"
+        )
         self.finish(request)
         output.finished.append(request)
 
     def _schedule_catching_up(self, output: SchedulerOutput, budget: int, policy: JoinPolicy) -> int:
-        for request in self.running:
+        for request in tuple(self.running):
             if budget == 0:
                 break
+            if request.status is not RequestStatus.RUNNING:
+                continue
             is_behind = request.num_tokens_to_compute > 1
             if is_behind and policy.allows(request, request.num_computed_tokens, budget):
-                budget -= self._schedule_known(request, output, budget)
+                budget -= self._schedule_known(request, output, self._widen(request, output, budget))
         return budget
+
+    def _widen(self, request: Request, output: SchedulerOutput, budget: int) -> int:
+        """Make room in layers with windows for the next tokens of a prompt, preempting the youngest.
+
+        Returns:
+            How many of them fit, at most the budget; 0: it waits.
+        """
+        blocks, start = request.blocks, request.num_computed_tokens
+        end = start + min(request.num_tokens_to_compute, budget)
+        if end <= blocks.reach:
+            return budget
+        self.manager.hide(blocks, start)
+        while (reach := self.manager.allocate_part(blocks, request.num_tokens, end, start)) < 0:
+            youngest = self.running[-1]
+            if youngest is request or any(item.request is youngest for item in output.scheduled):
+                # The others give room in time; a request by itself always gets a block.
+                return max(0, blocks.reach - start)
+            self._preempt(youngest)
+        return reach - start
 
     def _schedule_known(self, request: Request, output: SchedulerOutput, budget: int) -> int:
         """Schedule tokens whose ids are known, and publish their blocks; returns how many."""
+        if budget == 0:
+            return 0
         item = ScheduledRequest.next_of(request, budget)
         output.scheduled.append(item)
         self.manager.publish(request.blocks, request.token_ids, item.end)
@@ -206,21 +232,32 @@ class Scheduler:
                 # It grew so far before it was preempted, or before a step failed.
                 self._end_for_lack_of_blocks(request, output)
                 continue
-            if not self._start(request, budget, policy):
+            room = self._start(request, budget, policy)
+            if room == 0:
                 deferred.append(request)
                 break
-            budget -= self._schedule_known(request, output, budget)
+            budget -= self._schedule_known(request, output, room)
         self.waiting.extendleft(reversed(deferred))
 
-    def _start(self, request: Request, budget: int, policy: JoinPolicy) -> bool:
-        """Attach cached blocks, allocate blocks for the other known tokens and run; False: not now."""
+    def _start(self, request: Request, budget: int, policy: JoinPolicy) -> int:
+        """Attach cached blocks, allocate blocks for the other known tokens and run.
+
+        Returns:
+            How many tokens it may compute in this step, at most the budget; 0: not now.
+        """
         manager = self.manager
         num_cached = manager.match_prefix(request.blocks, request.token_ids, request.max_cached_tokens)
-        if not policy.allows(request, num_cached, budget) or not manager.allocate(
-            request.blocks, request.num_tokens
-        ):
+        reach = -1
+        if policy.allows(request, num_cached, budget):
+            reach = self._allocate_known(request, num_cached, budget)
+            if reach < 0 and num_cached and not self.running:
+                # What it shares may lie in more pages than it would take by itself.
+                manager.free(request.blocks)
+                num_cached = 0
+                reach = self._allocate_known(request, num_cached, budget)
+        if reach < 0:
             manager.free(request.blocks)
-            return False
+            return 0
         if request.metrics.first_scheduled_s is None:
             request.metrics.first_scheduled_s = time.monotonic()
         if request.num_output_tokens == 0:
@@ -228,7 +265,12 @@ class Scheduler:
             if request.index == 0:
                 request.metrics.num_cached_tokens = request.num_cached_tokens
         self._run(request, num_cached)
-        return True
+        return reach - num_cached
+
+    def _allocate_known(self, request: Request, start: int, budget: int) -> int:
+        """Make room for the known tokens of a request, in layers with windows only for those of this step."""
+        end = min(request.num_tokens, start + budget)
+        return self.manager.allocate_part(request.blocks, request.num_tokens, end, start)
 
     def _run(self, request: Request, num_computed_tokens: int) -> None:
         request.num_computed_tokens = num_computed_tokens
@@ -270,7 +312,7 @@ class Scheduler:
         self._free_rows.append(request.row)
         request.row = -1
         if self._pending_copies:
-            # A freed block may be handed out again before the copy runs: the copy must not reach it.
-            freed = set(request.blocks.block_ids)
+            # A freed page may be handed out again before the copy runs: the copy must not reach it.
+            freed = set(self.manager.store.held_pages(request.blocks))
             self._pending_copies = [copy for copy in self._pending_copies if copy[1] not in freed]
         self.manager.free(request.blocks)

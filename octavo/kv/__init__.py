@@ -11,12 +11,13 @@
 
 from octavo.kv.block_pool import BlockPool
 from octavo.kv.block_tables import BlockTables
-from octavo.kv.cache_layout import CacheGroup, CacheLayer, CacheLayout, plan_layout
+from octavo.kv.cache_layers import CacheLayer
+from octavo.kv.cache_layout import CacheGroup, CacheLayout, plan_layout
 from octavo.kv.cache_stats import KVStats
 from octavo.kv.manager import KVCacheManager
 from octavo.kv.paged_sequences import Extension, PagedSequences
 from octavo.kv.prefix_tree import PrefixTree
-from octavo.kv.sequence_blocks import BlockHash, BlockKey, SequenceBlocks, hash_block
+from octavo.kv.sequence_blocks import BlockHash, BlockKey, SequenceBlocks, WindowBlocks, hash_block
 from octavo.kv.slots import last_position, next_position, num_blocks_for, slot_mapping
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "PagedSequences",
     "PrefixTree",
     "SequenceBlocks",
+    "WindowBlocks",
     "hash_block",
     "last_position",
     "next_position",

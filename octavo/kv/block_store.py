@@ -1,6 +1,6 @@
-"""Page pool and prefix tree, kept in step: an unreferenced page is cached while something in it can be hit.
+"""Page pool and prefix tree in step: an unreferenced page is cached while something in it can be hit.
 
-In a cache of one group a page is a block. With several groups (cache_layout.py), a page holds blocks of one of
+In a cache of one group, a page is a block. With several groups (cache_layout.py) a page holds blocks of one of
 them. The tree knows the first group's blocks; the block with the same tokens in another group hangs on the
 same node, and may be evicted by itself.
 """

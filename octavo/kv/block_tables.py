@@ -76,7 +76,8 @@ class BlockTables:
     def _write(self, row: int, start: int, block_ids: Sequence[int]) -> None:
         stop = start + len(block_ids)
         self._require_columns(stop)
-        self.table[row, start:stop] = block_ids
+        # Blocks that are gone have negative ids; nobody reads what takes their place.
+        np.maximum(np.array(block_ids, dtype=np.int32), 0, out=self.table[row, start:stop])
         self._lengths[row] = stop
 
     def _require_columns(self, num_columns: int) -> None:

@@ -21,3 +21,8 @@ class CacheLayer:
     def shape(self) -> tuple[int, int]:
         """KH and D."""
         return self.num_kv_heads, self.head_dim
+
+    @property
+    def size(self) -> int:
+        """Numbers of a token's keys; its values are as many."""
+        return self.num_kv_heads * self.head_dim

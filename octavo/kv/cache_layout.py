@@ -20,27 +20,8 @@ from dataclasses import dataclass
 from math import lcm
 
 from octavo.errors import InvalidArgumentError
+from octavo.kv.cache_layers import CacheLayer
 from octavo.kv.slots import num_blocks_for
-
-
-@dataclass(frozen=True, slots=True)
-class CacheLayer:
-    """What one layer of the cache keeps of each token.
-
-    Attributes:
-        num_kv_heads: heads of keys, and of values.
-        head_dim: size of each.
-        window: the last tokens that can be seen, the newest one included; None: all.
-    """
-
-    num_kv_heads: int
-    head_dim: int
-    window: int | None = None
-
-    @property
-    def size(self) -> int:
-        """Numbers of a token's keys; its values are as many."""
-        return self.num_kv_heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)

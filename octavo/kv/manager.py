@@ -5,7 +5,8 @@ from numbers import Integral
 
 from octavo.errors import InvalidArgumentError
 from octavo.kv.block_store import BlockStore
-from octavo.kv.cache_layout import CacheLayer, CacheLayout, plan_layout
+from octavo.kv.cache_layers import CacheLayer
+from octavo.kv.cache_layout import CacheLayout, plan_layout
 from octavo.kv.cache_stats import KVStats
 from octavo.kv.invariants import check_pool, check_prefixes, check_sequences
 from octavo.kv.sequence_blocks import BlockHash, SequenceBlocks, WindowBlocks, hash_block

@@ -114,6 +114,11 @@ class SequenceBlocks:
         return len(self.block_ids) * self.block_size
 
     @property
+    def lists(self) -> tuple[list[int], ...]:
+        """Its lists of block ids, one for each group of layers."""
+        return (self.block_ids, *(window.block_ids for window in self.windows))
+
+    @property
     def reach(self) -> int:
         """Tokens that fit into the blocks of all groups."""
         num_blocks = min((len(window.block_ids) for window in self.windows), default=len(self.block_ids))

@@ -27,15 +27,25 @@ class StackLayer(ctypes.Structure):
     ]
 
 
+class StackGroup(ctypes.Structure):
+    """Group of stack.c: what a step means for layers with block tables of their own."""
+
+    _fields_ = [("plan", _POINTER), ("attend", AttendCall), ("store", StoreCall)]
+
+
+class StackPlace(ctypes.Structure):
+    """Place of stack.c: the group of a layer of the cache, and where its keys and values begin."""
+
+    _fields_ = [("group", _INT), ("keys", _POINTER), ("values", _POINTER)]
+
+
 class StackStep(ctypes.Structure):
     """Step of stack.c. The caller keeps alive what it points to."""
 
     _fields_ = [
-        *((name, _POINTER) for name in ("query_rotations", "key_rotations", "plan")),
-        ("attend", AttendCall),
-        ("store", StoreCall),
-        *((name, _POINTER) for name in ("keys", "values")),
-        ("layer_bytes", _INT),
+        *((name, _POINTER) for name in ("query_rotations", "key_rotations", "groups", "places")),
+        # The group in which something is wrong, if it is.
+        ("failed", _INT),
     ]
 
 
@@ -52,7 +62,7 @@ class LayerStack:
         """Run all layers over hidden [T, hidden] float32, in place.
 
         Returns:
-            The status that octavo.attention.cpu.c_calls.check_status knows, with step.attend.
+            The status that octavo.attention.cpu.c_calls.check_status knows, of the group step.failed.
         """
         num_layers, num_threads = len(self._layers), torch.get_num_threads()
         address = hidden.data_ptr()

@@ -5,7 +5,6 @@ from octavo.models.generation_config import SamplingDefaults, read_sampling_defa
 from octavo.models.loader import check_kv_scales, load_decoder
 from octavo.models.model_config import ModelConfig
 from octavo.models.parameters import (
-    kv_bytes_per_token,
     num_active_parameters,
     num_parameters,
     parameter_shapes,
@@ -28,7 +27,6 @@ __all__ = [
     "SamplingDefaults",
     "WeightSource",
     "check_kv_scales",
-    "kv_bytes_per_token",
     "load_decoder",
     "load_tokenizer",
     "num_active_parameters",

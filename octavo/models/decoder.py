@@ -23,7 +23,7 @@ from octavo.layers import (
 from octavo.layers.compiled_stack import LayerStack
 from octavo.layers.expert_feed_forward import DenseAndExperts, ExpertFeedForward
 from octavo.layers.layer_inputs import InputBlock, LayerInputs
-from octavo.layers.steps.cpu_step import CpuStep
+from octavo.layers.steps.cpu_step import cpu_steps, run_layers
 from octavo.models.model_config import ModelConfig
 from octavo.parallel import TensorParallel
 
@@ -152,13 +152,14 @@ class Decoder:
         kinds = tuple(dict.fromkeys(layer.kind for layer in self.layers))
         return (*own, kinds, self.parallel.describe())
 
-    def forward(self, input_ids: Tensor, kv_cache: KVCache, metadata: AttentionMetadata) -> Tensor:
+    def forward(self, input_ids: Tensor, kv_cache: KVCache, *groups: AttentionMetadata) -> Tensor:
         """Run a step. Call it under torch.inference_mode.
 
         Args:
             input_ids: [T] int32 or int64.
             kv_cache: for cache_layers; this step's tokens are written.
-            metadata: the step's ragged batch. On a GPU a token without a slot may get no experts.
+            groups: the step's ragged batch, once for each of the cache's groups of layers, which differ in
+                block table, slots and plan. On a GPU a token without a slot may get no experts.
 
         Returns:
             [T, hidden] for compute_logits: the residual stream after the last layer.
@@ -167,19 +168,20 @@ class Decoder:
             InvalidArgumentError: (on a CPU) the arguments do not fit each other or the network.
         """
         hidden = self.embed_tokens(input_ids)
+        metadata = groups[0]
         if not hidden.is_cuda:
             self._check_step(input_ids, kv_cache, metadata)
         step = make_step(
             kv_cache,
-            metadata,
+            groups,
             num_heads=self.num_heads,
             impl=self.attention_impl,
             dtype=hidden.dtype,
             deterministic=self.deterministic,
         )
         rotations = [step.rotations(rope, metadata.positions) for rope in self.ropes]
-        if self.stack is not None and isinstance(step, CpuStep):
-            step.run_layers(self.stack, hidden, rotations)
+        if self.stack is not None and (steps := cpu_steps(step)):
+            run_layers(steps, kv_cache, self.stack, hidden, rotations)
             return hidden
         # Graphs on GPUs have padding; that of one token has none.
         slots = metadata.slot_mapping if hidden.is_cuda and len(hidden) > 1 else None

@@ -72,11 +72,6 @@ def num_active_parameters(config: ModelConfig) -> int:
     return num_parameters(config) - unused * size
 
 
-def kv_bytes_per_token(config: ModelConfig, dtype_bytes: int) -> int:
-    """Return the KV cache bytes one token takes over all layers, at `dtype_bytes` per number."""
-    return 2 * sum(layer.num_kv_heads * layer.head_dim for layer in config.cache_layers) * dtype_bytes
-
-
 def projections(config: ModelConfig, layer: int) -> tuple[str, ...]:
     """Return what an attention layer projects to: queries, keys and values, as far as it has its own."""
     if config.shares_cache(layer):

@@ -19,7 +19,7 @@ from octavo.layers.experts import ListedExperts
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.rotary import Rotary
 from octavo.layers.stack import make_stack
-from octavo.layers.steps.cpu_step import CpuStep
+from octavo.layers.steps.cpu_step import CpuStep, run_layers
 from octavo.models.formats.gguf.gguf_blocks import blocks_of, quantised_of, read_as_stored
 from octavo.parallel import TensorParallel
 
@@ -172,7 +172,7 @@ def check_stack(pick):
         if stack is None:
             out += feed_forward(out, attention(out, None, rotations, step))
         else:
-            step.run_layers(stack, out, rotations)
+            run_layers([step], cache, stack, out, rotations)
         outs.append((out, cache.data))
     for one, other in zip(*outs, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)

@@ -22,7 +22,7 @@ from octavo.layers import (
 from octavo.layers.compiled_stack import LayerStack
 from octavo.layers.rotary import Rotary
 from octavo.layers.stack import make_stack
-from octavo.layers.steps.cpu_step import CpuStep
+from octavo.layers.steps.cpu_step import CpuStep, run_layers
 from octavo.parallel import TensorParallel
 
 pytestmark = pytest.mark.skipif(compile_failure() is not None, reason="needs a C compiler")
@@ -102,7 +102,7 @@ def run(layers, hidden: torch.Tensor, metadata: AttentionMetadata, *, stack: Lay
     step = CpuStep(cache, metadata, num_heads=HEADS)
     rotations = [step.rotations(ROPE, metadata.positions)]
     if stack is not None:
-        step.run_layers(stack, hidden, rotations)
+        run_layers([step], cache, stack, hidden, rotations)
         return hidden, cache.data
     delta = None
     for attention, feed_forward in layers:

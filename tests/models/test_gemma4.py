@@ -25,7 +25,6 @@ from octavo.errors import FileFormatError, OctavoError, UnsupportedModelError, W
 from octavo.kv.cache_layers import CacheLayer
 from octavo.models import (
     ModelConfig,
-    kv_bytes_per_token,
     num_active_parameters,
     num_parameters,
     parameter_shapes,
@@ -110,8 +109,8 @@ def test_layers_that_share_a_cache_keep_nothing() -> None:
     windowed, full = CacheLayer(1, 16, 6), CacheLayer(1, 32, None)
     assert config.cache_layers == (windowed, windowed, full, windowed)
     assert config.layer_caches == (0, 1, 2, 3, 3, 2)
-    assert kv_bytes_per_token(config, 4) == 2 * 4 * (3 * 16 + 32)
-    assert kv_bytes_per_token(config_of(num_kv_shared_layers=0), 4) == 2 * 4 * (4 * 16 + 2 * 32)
+    assert sum(layer.size for layer in config.cache_layers) == 3 * 16 + 32
+    assert sum(layer.size for layer in config_of(num_kv_shared_layers=0).cache_layers) == 4 * 16 + 2 * 32
 
 
 def test_values_that_are_keys_are_stored_in_the_order_of_checkpoints() -> None:
@@ -122,8 +121,8 @@ def test_values_that_are_keys_are_stored_in_the_order_of_checkpoints() -> None:
     tokens = make_prompts(97)["a"]
     sequences.step({"a": tokens})
     cached = model(torch.tensor([tokens]), use_cache=True).past_key_values
-    blocks = torch.tensor(sequences.blocks["a"])
     for index in (0, 2, 5):
+        blocks = sequences.blocks["a"][sequences.layout.group_of(index)]
         found = sequences.cache.layer(index).v[blocks].flatten(0, 1)[: len(tokens)]
         expected = cached.layers[index].values[0].transpose(0, 1)
         torch.testing.assert_close(found[-len(expected) :], expected, atol=1e-5, rtol=1e-5)

@@ -8,8 +8,9 @@ import pytest
 from model_config_cases import LLAMA, of, read
 
 from octavo.errors import FileFormatError, UnsupportedModelError
+from octavo.kv import CacheLayer
 from octavo.layers import RopeConfig
-from octavo.models import kv_bytes_per_token, num_parameters, parameter_shapes
+from octavo.models import num_parameters, parameter_shapes
 
 
 def test_smollm2() -> None:
@@ -19,7 +20,7 @@ def test_smollm2() -> None:
     assert (config.dtype, config.bos_token_id, config.eos_token_ids) == ("bfloat16", 1, frozenset({2}))
     assert config.attention_scale == 64**-0.5
     assert num_parameters(config) == 134_515_008
-    assert kv_bytes_per_token(config, 4) == 2 * 30 * 3 * 64 * 4
+    assert config.cache_layers == (CacheLayer(3, 64),) * 30
     assert "lm_head.weight" not in parameter_shapes(config)
 
 

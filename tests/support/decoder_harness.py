@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, KVCache
+from octavo.kv import plan_layout
 from octavo.models import Decoder, ModelConfig, load_decoder, parameter_shapes
 from octavo.parallel import TensorParallel
 
@@ -57,44 +58,50 @@ class PagedSequences:
 
     def __init__(self, decoder: Decoder, *, block_size: int, num_blocks: int = 64, seed: int = 0) -> None:
         self.decoder = decoder
-        shapes = [layer.shape for layer in decoder.cache_layers]
-        self.cache = KVCache.of_layers(shapes, num_blocks=num_blocks, block_size=block_size)
+        # Nothing is given back here, so layers form groups by their heads alone.
+        self.layout = plan_layout(decoder.cache_layers, block_size, max_tokens=1)
+        num_blocks *= len(self.layout.groups)
+        self.cache = KVCache.of_layout(self.layout, num_blocks, torch.float32, "cpu")
         # What was never stored must never be read.
-        for cache in (self.cache, *self.cache.others):
-            cache.data.fill_(float("nan"))
+        self.cache.data.fill_(float("nan"))
         self.free = list(range(num_blocks))
         random.Random(seed).shuffle(self.free)
         self.tokens: dict[str, list[int]] = {}
-        self.blocks: dict[str, list[int]] = {}
+        self.blocks: dict[str, list[list[int]]] = {}
 
     @torch.inference_mode()
     def step(self, chunks: Mapping[str, list[int]]) -> dict[str, Tensor]:
         """Append each sequence's chunk and return its [chunk, vocab] logits."""
         size = self.cache.block_size
         positions: list[int] = []
-        slots: list[int] = []
+        slots: list[list[int]] = [[] for _ in self.layout.groups]
         for name, chunk in chunks.items():
-            tokens, blocks = self.tokens.setdefault(name, []), self.blocks.setdefault(name, [])
+            tokens, blocks = (
+                self.tokens.setdefault(name, []),
+                self.blocks.setdefault(name, [[] for _ in slots]),
+            )
             span = range(len(tokens), len(tokens) + len(chunk))
             tokens += chunk
-            while len(blocks) * size < len(tokens):
-                blocks.append(self.free.pop())
+            for group, own, places in zip(self.layout.groups, blocks, slots, strict=True):
+                while len(own) * size < len(tokens):
+                    own.append(group.block_id(self.free.pop(), 0, self.cache.num_blocks))
+                places += [own[position // size] * size + position % size for position in span]
             positions += span
-            slots += [blocks[position // size] * size + position % size for position in span]
-        metadata = self._metadata(chunks, positions, slots)
+        metadata = [self._metadata(chunks, positions, own, group) for group, own in enumerate(slots)]
         input_ids = torch.tensor([token for chunk in chunks.values() for token in chunk], dtype=torch.int32)
-        hidden = self.decoder.forward(input_ids, self.cache, metadata)
+        hidden = self.decoder.forward(input_ids, self.cache, *metadata)
         logits = self.decoder.compute_logits(hidden)
         return dict(zip(chunks, logits.split([len(chunk) for chunk in chunks.values()]), strict=True))
 
     def _metadata(
-        self, chunks: Mapping[str, list[int]], positions: list[int], slots: list[int]
+        self, chunks: Mapping[str, list[int]], positions: list[int], slots: list[int], group: int
     ) -> AttentionMetadata:
         query_lens = [len(chunk) for chunk in chunks.values()]
         seq_lens = [len(self.tokens[name]) for name in chunks]
-        table = np.full((len(chunks), max(len(self.blocks[name]) for name in chunks)), -1, dtype=np.int32)
-        for row, name in enumerate(chunks):
-            table[row, : len(self.blocks[name])] = self.blocks[name]
+        blocks = [self.blocks[name][group] for name in chunks]
+        table = np.full((len(chunks), max(map(len, blocks))), -1, dtype=np.int32)
+        for row, own in zip(table, blocks, strict=True):
+            row[: len(own)] = own
         return AttentionMetadata(
             cu_seqlens_q=torch.tensor(np.cumsum([0, *query_lens]), dtype=torch.int32),
             seq_lens=torch.tensor(seq_lens, dtype=torch.int32),

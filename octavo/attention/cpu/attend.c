@@ -137,12 +137,16 @@ static void merge_partials(const Call *c, int64_t token, int64_t begin, int64_t 
 }
 
 // Room for the rows of the plan's largest item.
-Scratch *octavo_new_scratch(const Plan *p, const Call *c) {
+int64_t octavo_most_tokens(const Plan *p) {
     int64_t most = 1;
     for (int64_t i = 0; i < p->num_items; i++) {
         int64_t num_tokens = p->token_begin[i + 1] - p->token_begin[i];
         if (num_tokens > most) most = num_tokens;
     }
+    return most;
+}
+
+Scratch *octavo_new_scratch(int64_t most, const Call *c) {
     int64_t rows = most * (c->num_heads / c->num_kv_heads);
     int64_t blocks = rows < CHUNK_ROWS ? (rows + BLOCK_ROWS - 1) / BLOCK_ROWS : CHUNK_BLOCKS;
     size_t floats = (size_t)(blocks * BLOCK_ROWS * c->head_dim + LANES) / LANES * LANES;
@@ -182,7 +186,7 @@ int octavo_attend(Plan *p, const Call *c, int threads) {
 #pragma omp parallel num_threads(threads)
     {
         Team team = team_begin(&crew);
-        Scratch *s = octavo_new_scratch(p, c);
+        Scratch *s = octavo_new_scratch(octavo_most_tokens(p), c);
         if (!s) {
 #pragma omp atomic write
             status = NO_MEMORY;

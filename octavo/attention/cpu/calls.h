@@ -48,7 +48,10 @@ typedef struct {
 
 // The memory in which a thread attends; NULL: there is none. `free` frees it.
 typedef struct Scratch Scratch;
-Scratch *octavo_new_scratch(const Plan *p, const Call *c);
+Scratch *octavo_new_scratch(int64_t most, const Call *c);
+
+// The most query tokens of an item of a plan, which its scratch is made for.
+int64_t octavo_most_tokens(const Plan *p);
 
 // OK, or what is wrong with a step; then the plan says where.
 int octavo_check_call(Plan *p, const Call *c);

@@ -46,23 +46,25 @@ class DeviceRows:
     Attributes:
         tokens: [R] int32, the last token sampled: what the row feeds next.
         positions: [R] int32, that token's position.
-        table: [R, C] int32 block ids.
+        tables: [R, C] int32 block ids, of each group of layers.
         sampling: the requests' parameters.
     """
 
-    def __init__(self, tables: BlockTables, device: torch.device) -> None:
-        """Allocate rows for all sequences of `tables`, the host's block tables."""
-        num_rows, num_columns = tables.table.shape
+    def __init__(self, tables: Sequence[BlockTables], device: torch.device) -> None:
+        """Allocate rows for all sequences of `tables`, the host's block tables of each group."""
+        num_rows, num_columns = tables[0].table.shape
         self.tokens = torch.zeros(num_rows, dtype=torch.int32, device=device)
         self.positions = torch.zeros(num_rows, dtype=torch.int32, device=device)
-        self.table = torch.zeros(num_rows, num_columns, dtype=torch.int32, device=device)
+        self.tables = tuple(
+            torch.zeros(num_rows, num_columns, dtype=torch.int32, device=device) for _ in tables
+        )
         self.sampling = SamplingRows(num_rows, device)
         self._device = device
-        self._tables = tables
+        self._host_tables = tables
         # The rows as they will be once the device has run all launched work: their requests and positions.
         self._requests: list[Request | None] = [None] * num_rows
         self._positions = [0] * num_rows
-        self._written: list[tuple[int, int, int]] = []
+        self._written: list[list[tuple[int, int, int]]] = [[] for _ in tables]
 
     def sample(
         self, logits: Tensor, rows: Tensor, positions: Tensor, outcome: Tensor, *, filters: bool
@@ -97,27 +99,31 @@ class DeviceRows:
         """Bring the host's tables up to date; True when a row was written anew, not only grown at its end."""
         rewritten = False
         for request in requests:
-            begin, end = self._tables.update(request.row, request.blocks.block_ids)
-            if begin < end:
-                self._written.append((request.row, begin, end))
-                rewritten |= begin == 0
+            lists = request.blocks.lists
+            for tables, block_ids, written in zip(self._host_tables, lists, self._written, strict=True):
+                begin, end = tables.update(request.row, block_ids)
+                if begin < end:
+                    written.append((request.row, begin, end))
+                    rewritten |= begin == 0
         return rewritten
 
     def reset(self) -> None:
         """Forget every request: rows and tables are written again before they are read."""
         self._requests = [None] * len(self._requests)
-        self._written = []
-        self._tables.reset()
+        self._written = [[] for _ in self._host_tables]
+        for tables in self._host_tables:
+            tables.reset()
 
     def send_tables(self) -> None:
         """Send what was written to the host's tables since the last call."""
-        if not self._written:
-            return
-        width = self.table.shape[1]
-        places = np.concatenate([np.arange(row * width + a, row * width + b) for row, a, b in self._written])
-        self._written = []
-        both = to_device(np.stack((places, self._tables.table.ravel()[places])), self._device)
-        self.table.view(-1).index_copy_(0, both[0], both[1].int())
+        for table, host, written in zip(self.tables, self._host_tables, self._written, strict=True):
+            if not written:
+                continue
+            width = table.shape[1]
+            places = np.concatenate([np.arange(row * width + a, row * width + b) for row, a, b in written])
+            written.clear()
+            both = to_device(np.stack((places, host.table.ravel()[places])), self._device)
+            table.view(-1).index_copy_(0, both[0], both[1].int())
 
     def write_options(self, requests: Sequence[Request]) -> None:
         """Write the sampling options of requests that are new in their rows."""

@@ -52,8 +52,8 @@ class StepBuffers:
     Attributes:
         rows: [S] int32, device row of each sequence that samples; -1: padding.
         positions: [S] int32, position of the token that its row of `last` was computed from.
-        decode_inputs: [4, S] int32: positions, the same tensor, then input ids, slots and sequence lengths
-            of a decode step.
+        decode_inputs: [groups, 4, S] int32: of each group of layers positions, of the first one the same
+            tensor, then input ids, slots and sequence lengths of a decode step.
         hidden: [T, width] hidden states of a mixed step.
         last: [S, width] hidden states that tokens are sampled from.
         outcome: [S] int32 sampled token ids, -1 where logits were not finite.
@@ -67,10 +67,11 @@ class StepBuffers:
             plan: S, most sequences of a step, T, most tokens of a step, and a CUDA device.
         """
         max_num_seqs, device = plan.max_num_seqs, plan.device
-        self._data = torch.zeros((6, max_num_seqs), dtype=torch.int32, device=device)
+        num_inputs = 4 * len(plan.layout.groups)
+        self._data = torch.zeros((2 + num_inputs, max_num_seqs), dtype=torch.int32, device=device)
         self._data[0] = -1
         self.rows, self._places, self.positions = self._data[:3]
-        self.decode_inputs = self._data[2:]
+        self.decode_inputs = self._data[2:].view(-1, 4, max_num_seqs)
         shape = (plan.max_num_tokens, decoder.config.hidden_size)
         self.hidden = torch.zeros(shape, dtype=decoder.dtype, device=device)
         self.last = torch.zeros((max_num_seqs, shape[1]), dtype=decoder.dtype, device=device)
@@ -208,10 +209,9 @@ class CapturedNetwork:
         self,
         input_ids: Tensor,
         positions: Tensor,
-        slots: Tensor,
+        groups: Sequence[tuple[Tensor, Tensor]],
         cu_seqlens_q: Tensor,
         seq_lens: Tensor,
-        block_table: Tensor,
         *,
         max_query_len: int,
         shares: bool,
@@ -222,10 +222,10 @@ class CapturedNetwork:
 
         Args:
             input_ids, positions: [T] int32.
-            slots: [T] int32 cache rows; -1: the token is padding.
+            groups: of each group of layers slots, [T] int32 cache rows, -1: the token is padding; and block
+                table, [S, columns] int32.
             cu_seqlens_q: [S + 1] int32.
             seq_lens: [S] int32.
-            block_table: [S, columns] int32.
             max_query_len: most new tokens of a sequence.
             shares: the forest holds a plan of this step.
             is_fresh, keys_are_old: see AttentionMetadata.
@@ -233,16 +233,19 @@ class CapturedNetwork:
         Returns:
             [T, hidden] as Decoder.forward.
         """
-        metadata = AttentionMetadata(
-            cu_seqlens_q=cu_seqlens_q,
-            seq_lens=seq_lens,
-            positions=positions,
-            slot_mapping=slots,
-            block_table=block_table,
-            max_query_len=max_query_len,
-            max_seq_len=self.max_model_len,
-            work=self.forest if shares else None,
-            is_fresh=is_fresh,
-            keys_are_old=keys_are_old,
+        metadata = (
+            AttentionMetadata(
+                cu_seqlens_q=cu_seqlens_q,
+                seq_lens=seq_lens,
+                positions=positions,
+                slot_mapping=slots,
+                block_table=block_table,
+                max_query_len=max_query_len,
+                max_seq_len=self.max_model_len,
+                work=self.forest if shares and index == 0 else None,
+                is_fresh=is_fresh,
+                keys_are_old=keys_are_old,
+            )
+            for index, (slots, block_table) in enumerate(groups)
         )
-        return self.decoder.forward(input_ids, self.kv_cache, metadata)
+        return self.decoder.forward(input_ids, self.kv_cache, *metadata)

@@ -161,7 +161,7 @@ class GpuRunner:
         rows = [request.row for request in requests]
         self._decode_graphs.set_batch(rows)
         num_columns = -(-max(seq_lens) // self.kv_cache.block_size)
-        block_table = self._inputs.tables.rows(rows, num_columns)
+        block_table = self._inputs.tables[0].rows(rows, num_columns)
         self._shares = self._share(block_table, np.array(seq_lens), np.arange(len(rows) + 1))
         self._batch = requests
 
@@ -178,7 +178,7 @@ class GpuRunner:
 
     def _share_once(self) -> None:
         """Plan a step of sequences that share all but their last block, as the first real one will be."""
-        num_seqs, num_columns = self._inputs.tables.table.shape
+        num_seqs, num_columns = self._inputs.tables[0].table.shape
         table = np.tile(np.arange(num_columns, dtype=np.int32), (num_seqs, 1))
         table[:, -1] = np.arange(num_seqs)
         seq_lens = np.full(num_seqs, num_columns * self.kv_cache.block_size)
@@ -216,7 +216,8 @@ class GpuRunner:
     def _forward(self, step_input: StepInput, scheduled: list[ScheduledRequest]) -> Tensor:
         input_ids = self._mixed_graphs.load(step_input)
         self._fill_in_tokens(input_ids, step_input, scheduled)
-        shares = self._share(step_input.block_table, step_input.seq_lens, step_input.cu_seqlens_q)
+        block_table = step_input.groups[0].block_table
+        shares = self._share(block_table, step_input.seq_lens, step_input.cu_seqlens_q)
         self._sharing = self._sharing.after(self._plan_sharing)
         is_fresh = len(scheduled) == 1 and scheduled[0].start == 0
         return self._mixed_graphs.run(input_ids.shape[0], shares=shares, is_fresh=is_fresh)

@@ -42,16 +42,19 @@ class MixedGraphs(StepGraphs[MixedVariant]):
 
     Tokens beyond the step's belong to no sequence and have slot -1; sequences beyond its own have no tokens.
 
-        _step   input ids [T] | positions [T] | slots [T] | cu_seqlens_q [S + 1] | seq_lens [S]
+        _step   input ids [T] | positions [T] | cu_seqlens_q [S + 1] | seq_lens [S] | slots [T] of each group
     """
 
     def allocate(self) -> None:
         """See StepGraphs: the inputs of S sequences, as many as there are rows, and of T tokens."""
         max_num_seqs, max_num_tokens = self.state.tokens.shape[0], self.buffers.hidden.shape[0]
         self._sizes = token_sizes(max_num_tokens)
-        self._fields = [max_num_tokens] * 3 + [max_num_seqs + 1, max_num_seqs]
-        self._step = torch.zeros(sum(self._fields), dtype=torch.int32, device=self.state.table.device)
-        self._table = torch.zeros_like(self.state.table)
+        tables = self.state.tables
+        self._fields = (
+            [max_num_tokens] * 2 + [max_num_seqs + 1, max_num_seqs] + [max_num_tokens] * len(tables)
+        )
+        self._step = torch.zeros(sum(self._fields), dtype=torch.int32, device=tables[0].device)
+        self._tables = tuple(map(torch.zeros_like, tables))
 
     def variants(self) -> Iterator[MixedVariant]:
         """See StepGraphs."""
@@ -66,17 +69,19 @@ class MixedGraphs(StepGraphs[MixedVariant]):
         """Send a step to the device; returns its input ids there, [tokens] int32, which may be changed."""
         num_tokens, num_seqs = step.input_ids.shape[0], step.seq_lens.shape[0]
         host = np.zeros(self._step.shape[0], dtype=np.int32)
-        input_ids, positions, slots, starts, seq_lens = np.split(host, np.cumsum(self._fields[:-1]))
+        input_ids, positions, starts, seq_lens, *slots = np.split(host, np.cumsum(self._fields[:-1]))
         input_ids[:num_tokens] = step.input_ids
         positions[:num_tokens] = step.positions
-        slots[:] = -1
-        slots[:num_tokens] = step.slot_mapping
+        for own, group in zip(slots, step.groups, strict=True):
+            own[:] = -1
+            own[:num_tokens] = group.slot_mapping
         starts[:] = num_tokens
         starts[: num_seqs + 1] = step.cu_seqlens_q
         seq_lens[:num_seqs] = step.seq_lens
         copy_to(self._step, host)
-        table = to_device(step.block_table, self._table.device)
-        self._table[:num_seqs, : table.shape[1]].copy_(table)
+        for table, group in zip(self._tables, step.groups, strict=True):
+            sent = to_device(group.block_table, table.device)
+            table[:num_seqs, : sent.shape[1]].copy_(sent)
         return self._step[:num_tokens]
 
     def run(self, num_tokens: int, *, shares: bool, is_fresh: bool) -> Tensor:
@@ -97,14 +102,13 @@ class MixedGraphs(StepGraphs[MixedVariant]):
     def launch(self, variant: MixedVariant, network: CapturedNetwork) -> None:
         """See StepGraphs."""
         size = variant.size
-        input_ids, positions, slots, starts, seq_lens = self._step.split(self._fields)
+        input_ids, positions, starts, seq_lens, *slots = self._step.split(self._fields)
         hidden = network.forward(
             input_ids[:size],
             positions[:size],
-            slots[:size],
+            [(own[:size], table) for own, table in zip(slots, self._tables, strict=True)],
             cu_seqlens_q=starts,
             seq_lens=seq_lens,
-            block_table=self._table,
             max_query_len=size,
             shares=variant.shares,
             is_fresh=variant.is_fresh,
@@ -131,10 +135,10 @@ class DecodeGraphs(StepGraphs[DecodeVariant]):
     """
 
     def allocate(self) -> None:
-        """See StepGraphs: the block table; the number of rows is the largest batch."""
-        max_num_seqs, device = self.state.tokens.shape[0], self.state.table.device
+        """See StepGraphs: the block tables; the number of rows is the largest batch."""
+        max_num_seqs, device = self.state.tokens.shape[0], self.state.tokens.device
         self._sizes = sequence_sizes(max_num_seqs)
-        self._table = torch.zeros_like(self.state.table)
+        self._tables = tuple(map(torch.zeros_like, self.state.tables))
         self._starts = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
 
     def variants(self) -> Iterator[DecodeVariant]:
@@ -163,18 +167,20 @@ class DecodeGraphs(StepGraphs[DecodeVariant]):
         from octavo.engine.gpu.row_kernels import gather_rows
 
         state, size = self.state, variant.size
-        step = self.buffers.decode_inputs[:, :size]
+        steps = self.buffers.decode_inputs[:, :, :size]
         block_size = network.kv_cache.block_size
         rows = self.buffers.rows[:size]
-        gather_rows(rows, state.tokens, state.positions, state.table, step, self._table, block_size)
-        positions, input_ids, slots, seq_lens = step
+        # Each group of layers has slots and a table of its own.
+        for own, table, step_table in zip(steps, state.tables, self._tables, strict=True):
+            gather_rows(rows, state.tokens, state.positions, table, own, step_table, block_size)
+        positions, input_ids, _, seq_lens = steps[0]
+        groups = [(own[2], table[:size]) for own, table in zip(steps, self._tables, strict=True)]
         hidden = network.forward(
             input_ids,
             positions,
-            slots,
+            groups,
             cu_seqlens_q=self._starts[: size + 1],
             seq_lens=seq_lens,
-            block_table=self._table[:size],
             max_query_len=1,
             shares=variant.shares,
             # A row's last token was sampled in an earlier step, so all keys before it were stored by then.

@@ -10,6 +10,7 @@ from octavo.config import EngineConfig
 from octavo.forms.base import Storage
 from octavo.gemm.cpu import int8
 from octavo.gemm.cpu import mkl as packed
+from octavo.kv import CacheLayout
 from octavo.models import ModelConfig, num_parameters, parameter_shapes
 from octavo.parallel import TensorParallel
 
@@ -143,9 +144,8 @@ class ExecutionPlan:
         max_num_batched_tokens: token budget of a step.
         weights: the loaded weights, scales included.
         dequantised: forms of matrices that become numbers of dtype while loading, and how many they are.
-        kv_bytes_per_token: KV cache bytes of one token over all layers.
-        block_size: tokens per block.
-        num_blocks: blocks of the KV cache.
+        layout: groups of the cache's layers, on this rank.
+        num_blocks: blocks of the KV cache, or pages, if there are several groups.
         working_bytes: most memory that steps need beside both.
         free_bytes: memory free on the device before loading; on a CPU, this rank's share of it.
     """
@@ -162,8 +162,7 @@ class ExecutionPlan:
     max_num_batched_tokens: int
     weights: tuple[WeightGroup, ...]
     dequantised: Mapping[str, int]
-    kv_bytes_per_token: int
-    block_size: int
+    layout: CacheLayout
     num_blocks: int
     working_bytes: int
     free_bytes: int
@@ -197,18 +196,39 @@ class ExecutionPlan:
         }
 
     @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return self.layout.block_size
+
+    @property
+    def block_bytes(self) -> int:
+        """KV cache bytes of a block over all layers, or of a page."""
+        return self.layout.page_size * self.kv_dtype.itemsize
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """KV cache bytes of a token over all layers, as long as all of them keep it."""
+        return 2 * sum(layer.size for layer in self.layout.layers) * self.kv_dtype.itemsize
+
+    @property
     def num_kv_tokens(self) -> int:
-        """Tokens the KV cache holds."""
-        return self.num_blocks * self.block_size
+        """Tokens of one sequence that the KV cache holds."""
+        return self.layout.num_tokens(self.num_blocks)
 
     @property
     def kv_bytes(self) -> int:
-        return self.num_kv_tokens * self.kv_bytes_per_token
+        return self.num_blocks * self.block_bytes
+
+    @property
+    def most_blocks(self) -> int:
+        """Blocks that all sequences take at most: with windows, and what a step adds before they slide."""
+        sequences = self.max_num_seqs * self.layout.num_pages(self.max_model_len)
+        return sequences + len(self.layout.windows) * -(-self.max_num_tokens // self.block_size)
 
     @property
     def table_bytes(self) -> int:
         """Memory of block tables, on the host: int32, and a step gathers its rows into another table."""
-        return self.max_num_seqs * (2 * 4 * self.max_blocks + _ROW_BYTES)
+        return self.max_num_seqs * len(self.layout.groups) * (2 * 4 * self.max_blocks + _ROW_BYTES)
 
     @property
     def host_bytes_per_block(self) -> int:
@@ -234,7 +254,7 @@ class ExecutionPlan:
     @property
     def max_full_sequences(self) -> float:
         """How many sequences of max_model_len fit at once."""
-        return self.num_kv_tokens / self.max_model_len
+        return self.num_blocks / self.layout.num_pages(self.max_model_len)
 
 
 def gib(num_bytes: float) -> str:

@@ -16,7 +16,8 @@ from octavo.errors import ConfigError, OutOfMemoryError
 from octavo.forms.base import Storage
 from octavo.gemm.cpu.matrix_units import outruns_float32
 from octavo.gemm.make_linear import multiplies
-from octavo.models import ModelConfig, kv_bytes_per_token, parameter_shapes
+from octavo.kv import plan_layout
+from octavo.models import ModelConfig, parameter_shapes
 from octavo.models.storage import kept_storage
 from octavo.parallel import TensorParallel
 
@@ -57,7 +58,7 @@ def plan_execution(
     plan = replace(plan, working_bytes=_working_bytes(plan))
     num_blocks = config.num_blocks
     if num_blocks is None:
-        num_blocks = min(_num_blocks(plan), plan.max_num_seqs * plan.max_blocks)
+        num_blocks = min(_num_blocks(plan), plan.most_blocks)
     plan = replace(plan, num_blocks=num_blocks)
     _check_memory(plan)
     return plan
@@ -86,6 +87,8 @@ def plan_weights(
         dtype=dtype,
         deterministic=config.deterministic,
     )
+    max_model_len = _max_model_len(config, model)
+    block_size = config.block_size or _DEFAULT_BLOCK_SIZE[device.type]
     return ExecutionPlan(
         config=config,
         model=model,
@@ -94,13 +97,12 @@ def plan_weights(
         dtype=dtype,
         kv_dtype=kv_dtype,
         quantization=quantization,
-        max_model_len=_max_model_len(config, model),
+        max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs or _DEFAULT_NUM_SEQS[device.type],
         max_num_batched_tokens=config.max_num_batched_tokens or _DEFAULT_TOKEN_BUDGET[device.type],
         weights=weight_groups(share, dtype, kept, quantization, device),
         dequantised=dequantised_forms(stored, kept),
-        kv_bytes_per_token=kv_bytes_per_token(share, kv_dtype.itemsize),
-        block_size=config.block_size or _DEFAULT_BLOCK_SIZE[device.type],
+        layout=plan_layout(share.cache_layers, block_size, max_model_len),
         num_blocks=0,
         working_bytes=0,
         free_bytes=free_bytes_of(device, parallel),
@@ -185,14 +187,15 @@ def _working_bytes(plan: ExecutionPlan) -> int:
         return gpu_working_bytes(plan)
     # Nothing is allocated before a step needs it, so a budget beyond all tokens that fit costs nothing.
     num_blocks = plan.config.num_blocks or _num_blocks(plan)
-    return cpu_working_bytes(plan, min(plan.max_num_seqs * plan.max_model_len, num_blocks * plan.block_size))
+    num_tokens = num_blocks * plan.layout.tokens_per_page
+    return cpu_working_bytes(plan, min(plan.max_num_seqs * plan.max_model_len, num_tokens))
 
 
 def _num_blocks(plan: ExecutionPlan) -> int:
     """Return how many blocks fit into memory_fraction of the memory that the plan leaves free."""
     device_type, fraction = plan.device.type, plan.config.memory_fraction
     free_bytes = plan.free_bytes - plan.weight_bytes - plan.working_bytes
-    block_bytes = plan.block_size * plan.kv_bytes_per_token
+    block_bytes = plan.block_bytes
     if device_type == "cpu":
         free_bytes -= plan.table_bytes
         block_bytes += plan.host_bytes_per_block

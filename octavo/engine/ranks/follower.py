@@ -36,6 +36,7 @@ from octavo.engine.ranks.records import (
 from octavo.engine.runner_setup import make_runner, plan_model, read_decoder
 from octavo.engine.step.result import StepResult, StepRunner
 from octavo.errors import EngineError, OctavoError
+from octavo.kv import CacheLayout
 from octavo.parallel import PeerLostError, TensorParallel, connect
 
 logger = logging.getLogger(__name__)
@@ -121,7 +122,7 @@ def _follow(records: RecordWire, reports: ReportWire) -> None:
     masks = ReceivedMasks(plan.model.vocab_size, plan.device, lambda: _receive(records, Masks))
     runner = make_runner(read_decoder(source, plan, None), plan, masks)
     reports.send(Ready())
-    _Steps(runner, plan.block_size).run(records, reports)
+    _Steps(runner, plan.layout).run(records, reports)
 
 
 def _choose_device(plan: ExecutionPlan) -> None:
@@ -135,9 +136,9 @@ def _choose_device(plan: ExecutionPlan) -> None:
 class _Steps:
     """Runs the steps that rank 0 sends."""
 
-    def __init__(self, runner: StepRunner, block_size: int) -> None:
+    def __init__(self, runner: StepRunner, layout: CacheLayout) -> None:
         self._runner = runner
-        self._reader = StepReader(block_size)
+        self._reader = StepReader(layout)
         self._checksum = Checksum()
         # Steps launched whose tokens are not in the checksum, oldest first.
         self._in_flight: deque[Callable[[], StepResult]] = deque()

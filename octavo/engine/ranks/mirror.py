@@ -20,7 +20,7 @@ from octavo.engine.step.result import StepResult
 from octavo.engine.step.scheduled import ScheduledRequest, SchedulerOutput
 from octavo.engine.structured.token_masks import TokenMasks
 from octavo.errors import EngineError
-from octavo.kv import SequenceBlocks
+from octavo.kv import CacheLayout, SequenceBlocks, WindowBlocks
 from octavo.outputs import RequestMetrics
 
 
@@ -50,14 +50,14 @@ class _Sent:
     Attributes:
         number: its name in records.
         num_tokens: tokens sent.
-        block_ids: the list of blocks that was sent.
-        num_blocks: how many of them.
+        lists: the lists of blocks that were sent, one for each group of layers.
+        num_blocks: how many of each.
     """
 
     number: int
     num_tokens: int
-    block_ids: list[int]
-    num_blocks: int
+    lists: tuple[list[int], ...]
+    num_blocks: list[int]
 
 
 class StepWriter:
@@ -90,14 +90,15 @@ class StepWriter:
         request = item.request
         sent = self._sent.get(request)
         if sent is None:
-            sent = self._sent[request] = _Sent(self._next_number, 0, [], 0)
+            lists = tuple([] for _ in request.blocks.lists)
+            sent = self._sent[request] = _Sent(self._next_number, 0, lists, [0] * len(lists))
             self._next_number += 1
             new.append(_describe(request, sent.number))
-        token_ids, block_ids = request.token_ids[sent.num_tokens :], request.blocks.block_ids
-        are_all = block_ids is not sent.block_ids
-        first = 0 if are_all else sent.num_blocks
+        token_ids, lists = request.token_ids[sent.num_tokens :], request.blocks.lists
+        are_all = [new is not old for new, old in zip(lists, sent.lists, strict=True)]
+        firsts = [0 if is_all else num for is_all, num in zip(are_all, sent.num_blocks, strict=True)]
         sent.num_tokens += len(token_ids)
-        sent.block_ids, sent.num_blocks = block_ids, len(block_ids)
+        sent.lists, sent.num_blocks = lists, list(map(len, lists))
         return Item(
             number=sent.number,
             start=item.start,
@@ -105,7 +106,10 @@ class StepWriter:
             samples=item.samples,
             row=request.row,
             token_ids=token_ids.tobytes(),
-            block_ids=array("i", block_ids[first:]).tobytes(),
+            block_ids=[
+                array("i", block_ids[first:]).tobytes()
+                for block_ids, first in zip(lists, firsts, strict=True)
+            ],
             are_all=are_all,
         )
 
@@ -124,8 +128,8 @@ def _describe(request: Request, number: int) -> NewRequest:
 class StepReader:
     """Turns records into steps, on a follower."""
 
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
+    def __init__(self, layout: CacheLayout) -> None:
+        self._layout = layout
         self._requests: dict[int, Request] = {}
 
     def release(self, number: int) -> Request:
@@ -156,7 +160,9 @@ class StepReader:
             max_num_tokens=2**31,
             seed=new.seed,
             stop_token_ids=frozenset(new.stop_token_ids),
-            blocks=SequenceBlocks(self._block_size),
+            blocks=SequenceBlocks(
+                self._layout.block_size, windows=tuple(map(WindowBlocks, self._layout.windows))
+            ),
             metrics=RequestMetrics(arrival_s=0.0, num_prompt_tokens=new.num_prompt_tokens),
             prompt_logprobs_start=new.prompt_logprobs_start,
         )
@@ -166,13 +172,16 @@ def _scheduled(item: Item, requests: Mapping[int, Request]) -> ScheduledRequest:
     request = requests[item.number]
     request.row = item.row
     request.token_ids.frombytes(item.token_ids)
-    block_ids = array("i")
-    block_ids.frombytes(item.block_ids)
-    if item.are_all:
-        # A new list object, by which block tables notice that the row must be written anew.
-        request.blocks.block_ids = block_ids.tolist()
-    else:
-        request.blocks.block_ids.extend(block_ids)
+    for own, sent, is_all in zip(
+        (request.blocks, *request.blocks.windows), item.block_ids, item.are_all, strict=True
+    ):
+        block_ids = array("i")
+        block_ids.frombytes(sent)
+        if is_all:
+            # A new list object, by which block tables notice that the row must be written anew.
+            own.block_ids = block_ids.tolist()
+        else:
+            own.block_ids.extend(block_ids)
     return ScheduledRequest(request, item.start, item.num_new_tokens, item.samples)
 
 

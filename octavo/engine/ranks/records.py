@@ -77,7 +77,7 @@ class Item(msgspec.Struct, array_like=True):
         samples: the step samples a token for it.
         row: its row of the block tables.
         token_ids: tokens that it got since its last step, as int32.
-        block_ids: blocks likewise; all of its blocks if `are_all`.
+        block_ids: of each group of layers, blocks likewise; all of its blocks if `are_all`.
         are_all: its block list was replaced since its last step.
     """
 
@@ -87,8 +87,8 @@ class Item(msgspec.Struct, array_like=True):
     samples: bool
     row: int
     token_ids: bytes
-    block_ids: bytes
-    are_all: bool
+    block_ids: list[bytes]
+    are_all: list[bool]
 
 
 class Step(msgspec.Struct, tag=True, array_like=True):

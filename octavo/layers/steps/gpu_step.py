@@ -27,9 +27,15 @@ class TritonStep:
     """
 
     def __init__(
-        self, kv_cache: KVCache, metadata: AttentionMetadata, *, num_heads: int, deterministic: bool = False
+        self,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+        *,
+        num_heads: int,
+        group: int = 0,
+        deterministic: bool = False,
     ) -> None:
-        """Keep the step; `num_heads` is H, `deterministic` as for make_step_map."""
+        """Keep the step of a group of layers; `num_heads` is H, `deterministic` as for make_step_map."""
         self._deterministic = deterministic
         # A float8 cache rounds keys and values, and later steps read the rounded ones: this step must, too.
         is_exact = kv_cache.data.dtype != FLOAT8 and not deterministic
@@ -42,7 +48,8 @@ class TritonStep:
         self._maps: dict[int | None, StepMap] = {}
         num_sequences, num_tokens = metadata.seq_lens.shape[0], metadata.positions.shape[0]
         shares = metadata.forest is not None or metadata.kv_begin is not None
-        num_kv_heads, device = kv_cache.data.shape[3], kv_cache.data.device
+        first = kv_cache.layer(kv_cache.groups[group][0])
+        num_kv_heads, device = first.k.shape[2], first.k.device
         fits_fused = 0 < num_tokens == num_sequences <= most_sequences(num_kv_heads, device)
         is_old = num_tokens == 1 or metadata.keys_are_old
         self._is_fused = fits_fused and is_old and not shares and not deterministic

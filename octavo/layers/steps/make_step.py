@@ -1,17 +1,20 @@
 """The one place that chooses a step's attention: prepared for C, GPU kernels, or the public operators."""
 
+from collections.abc import Sequence
+
 import torch
 
 from octavo.attention import AttentionMetadata, KVCache
 from octavo.attention.implementations import choose_impl
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, InvalidArgumentError
 from octavo.layers.steps import cpu_step
+from octavo.layers.steps.grouped_step import GroupedStep
 from octavo.layers.steps.operator_step import AttentionStep, OperatorStep
 
 
 def make_step(
     kv_cache: KVCache,
-    metadata: AttentionMetadata,
+    groups: Sequence[AttentionMetadata],
     *,
     num_heads: int,
     impl: str,
@@ -22,7 +25,7 @@ def make_step(
 
     Args:
         kv_cache: all layers.
-        metadata: the step.
+        groups: the step, as each of the cache's groups of layers sees it.
         num_heads: H.
         impl: attention implementation.
         dtype: of queries.
@@ -30,13 +33,39 @@ def make_step(
 
     Raises:
         ConfigError: deterministic, and `impl` is not "triton" here.
+        InvalidArgumentError: the cache has another number of groups.
     """
+    layers = kv_cache.groups
+    if len(groups) != len(layers):
+        raise InvalidArgumentError(
+            f"the KV cache has {len(layers)} groups of layers, each with block tables of its own; got the "
+            f"metadata of {len(groups)}"
+        )
+    steps = {
+        index: _make_step(kv_cache, index, metadata, num_heads, impl, dtype, deterministic)
+        for index, metadata in enumerate(groups)
+        if layers[index]
+    }
+    if len(steps) == 1:
+        return next(iter(steps.values()))
+    return GroupedStep({layer: step for index, step in steps.items() for layer in layers[index]})
+
+
+def _make_step(
+    kv_cache: KVCache,
+    group: int,
+    metadata: AttentionMetadata,
+    num_heads: int,
+    impl: str,
+    dtype: torch.dtype,
+    deterministic: bool,
+) -> AttentionStep:
     if not deterministic and cpu_step.unsupported_reason(kv_cache, impl, dtype) is None:
-        return cpu_step.CpuStep(kv_cache, metadata, num_heads=num_heads)
+        return cpu_step.CpuStep(kv_cache, metadata, num_heads=num_heads, group=group)
     if choose_impl(impl, kv_cache.data.device.type, kv_cache.data.dtype, dtype) == "triton":
         from octavo.layers.steps.gpu_step import TritonStep
 
-        return TritonStep(kv_cache, metadata, num_heads=num_heads, deterministic=deterministic)
+        return TritonStep(kv_cache, metadata, num_heads=num_heads, group=group, deterministic=deterministic)
     if deterministic:
         raise ConfigError(
             f'deterministic=True needs attention_impl="triton" on an NVIDIA GPU, got {impl!r} on '

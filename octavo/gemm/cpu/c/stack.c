@@ -21,15 +21,26 @@ typedef struct {
     float scale, softcap;
 } Layer;
 
-// What a step's layers have in common. For an attention call, a layer fills in its own pointers and options.
+// What layers with one block table have in common. For an attention call, a layer fills in its own pointers and
+// options. All groups have heads of one size.
 typedef struct {
-    const float *const *query_rotations;       // of each rope: [T, D]
-    const float *const *key_rotations;
     Plan *plan;
     Call attend;
     Store store;
-    char *keys, *values;                       // of layer 0
-    int64_t layer_bytes;                       // from one layer to the next
+} Group;
+
+// Where a layer of the cache is.
+typedef struct {
+    int64_t group;
+    char *keys, *values;
+} Place;
+
+typedef struct {
+    const float *const *query_rotations;       // of each rope: [T, D]
+    const float *const *key_rotations;
+    Group *groups;
+    const Place *places;                       // of each layer of the cache
+    int64_t failed;                            // the group in which something is wrong
 } Step;
 
 // The memory that layers share: T rows of each.
@@ -65,9 +76,9 @@ static void norm_and_project(Team *team, const Linear *linear, const float *norm
     octavo_linear_in_team(team, linear, x, out, (size_t)linear->num_outputs, 0);
 }
 
-static void rotate_and_store(Team *team, const Layer *layer, const Step *step, const Store *store, float *qkv,
-                             int64_t rows) {
-    int64_t dim = store->head_dim, queries = step->attend.num_heads, heads = queries + store->num_kv_heads;
+static void rotate_and_store(Team *team, const Layer *layer, const Step *step, int64_t queries, const Store *store,
+                             float *qkv, int64_t rows) {
+    int64_t dim = store->head_dim, heads = queries + store->num_kv_heads;
     TEAM_FOR(team, t, rows) {
         float *row = qkv + t * store->k_token;
         for (int64_t h = 0; layer->head_norm && h < heads; h++)
@@ -87,19 +98,21 @@ static void set_options(Call *call, const Layer *layer) {
 
 static void attention(Team *team, const Layer *layer, const Step *step, float *hidden, int64_t size, Buffers b,
                       Scratch *s) {
-    Call call = step->attend;
-    Store store = step->store;
+    const Place *place = &step->places[layer->cache_layer];
+    Group *group = &step->groups[place->group];
+    Call call = group->attend;
+    Store store = group->store;
     int64_t rows = call.num_tokens, dim = call.head_dim, heads = call.num_heads * dim;
     norm_and_project(team, layer->qkv, layer->attention_norm, layer->attention_eps, hidden, size, b, rows, b.qkv);
     store.k = b.qkv + heads;
     store.v = store.k + call.num_kv_heads * dim;
     call.q = b.qkv;
-    call.k = store.k_cache = step->keys + layer->cache_layer * step->layer_bytes;
-    call.v = store.v_cache = step->values + layer->cache_layer * step->layer_bytes;
+    call.k = store.k_cache = place->keys;
+    call.v = store.v_cache = place->values;
     call.out = b.attended;
     set_options(&call, layer);
-    rotate_and_store(team, layer, step, &store, b.qkv, rows);
-    octavo_attend_in_team(team, step->plan, &call, s);
+    rotate_and_store(team, layer, step, call.num_heads, &store, b.qkv, rows);
+    octavo_attend_in_team(team, group->plan, &call, s);
     Rows x = octavo_place_rows(b.rows, (size_t)rows, (size_t)heads / BLOCK);
     TEAM_FOR(team, r, rows) octavo_quantise_row(x, (size_t)r, b.attended + r * heads);
     team_wait(team);
@@ -121,18 +134,23 @@ static void feed_forward(Team *team, const Layer *layer, float *hidden, int64_t 
 }
 
 // hidden [T, size] float32 goes through all layers, in place. Slots were checked. Returns OK, or what is wrong
-// with the plan, the block table or a layer's options, which step->attend then has; hidden is undefined then.
+// with a plan, a block table or a layer's options, which the group step->failed then has; hidden is undefined then.
 int octavo_run_layers(const Layer *layers, int64_t num_layers, Step *step, float *hidden, int64_t size,
                       int threads) {
-    const Call *c = &step->attend;
+    const Call *c = &step->groups[0].attend;
     size_t gate_up = 0;
+    int64_t most = 1;
     for (int64_t i = 0; i < num_layers; i++) {
-        set_options(&step->attend, &layers[i]);
-        int status = octavo_check_call(step->plan, c);
+        step->failed = step->places[layers[i].cache_layer].group;
+        Group *group = &step->groups[step->failed];
+        set_options(&group->attend, &layers[i]);
+        int status = octavo_check_call(group->plan, &group->attend);
         if (status != OK) return status;
+        int64_t tokens = octavo_most_tokens(group->plan);
+        if (tokens > most) most = tokens;
         if ((size_t)layers[i].gate_up->num_outputs > gate_up) gate_up = (size_t)layers[i].gate_up->num_outputs;
     }
-    size_t rows = (size_t)c->num_tokens, qkv = (size_t)step->store.k_token;
+    size_t rows = (size_t)c->num_tokens, qkv = (size_t)step->groups[0].store.k_token;
     Buffers b = new_buffers(rows, (size_t)size, (size_t)(c->num_heads * c->head_dim), qkv, gate_up);
     if (!b.memory) return NO_MEMORY;
     int status = OK;
@@ -140,7 +158,7 @@ int octavo_run_layers(const Layer *layers, int64_t num_layers, Step *step, float
 #pragma omp parallel num_threads(threads)
     {
         Team team = team_begin(&crew);
-        Scratch *s = octavo_new_scratch(step->plan, c);
+        Scratch *s = octavo_new_scratch(most, c);
         if (!s) {
 #pragma omp atomic write
             status = NO_MEMORY;
