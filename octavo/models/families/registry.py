@@ -26,6 +26,10 @@ _MISSING: Mapping[str, str] = MappingProxyType(
                 "Glm4MoeLiteForCausalLM GlmMoeDsaForCausalLM KimiK2ForCausalLM",
             ),
             (
+                "several residual streams are not",
+                "Gemma3nForCausalLM Gemma3nForConditionalGeneration",
+            ),
+            (
                 "attention within chunks is not",
                 "Llama4ForCausalLM Llama4ForConditionalGeneration",
             ),
