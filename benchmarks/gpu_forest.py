@@ -6,9 +6,11 @@
 Every implementation reads the same block tables, in which sequences share blocks. Keys, values and queries
 are random. Each replay of a CUDA graph runs several layers, each with a cache of its own, so that no layer
 finds its keys in the L2 cache. Each result is compared with the flat kernel's before it is timed. The bound
-counts every block once: the larger of bytes over the measured copy rate and operations over the measured
-matrix rate. "plan us" is the host's planning time: Octavo plans when sequences join or leave, FlashInfer in
-every step. Prints a table, then one line of JSON. gpu_forest_sweep.py compares tilings.
+counts every block that is seen once: the larger of bytes over the measured copy rate and operations over the
+measured matrix rate. "plan us" is the host's planning time: Octavo plans when sequences join or leave,
+FlashInfer in every step. Layers with a window share here whether it pays or not; "pays" says whether the
+planner would let them, and peers are measured without windows only. Prints a table, then one line of JSON.
+gpu_forest_sweep.py compares tilings.
 """
 
 import argparse
@@ -22,7 +24,7 @@ import torch
 from peers import flashinfer as flashinfer_peer
 from peers.flash_attention_3 import call_flash_attention_3, load_flash_attention_3
 from support.common import make_parser, median_s, publish, table
-from support.forest_workloads import BLOCK_SIZE, HEAD_DIM, WORKLOADS, Workload, make_block_tables
+from support.forest_workloads import BLOCK_SIZE, WORKLOADS, Workload, make_block_tables
 from support.gpu_timing import copy_rate, graph_seconds, matrix_rate
 from torch import Tensor
 
@@ -32,6 +34,7 @@ from octavo.attention.score_options import ScoreOptions
 from octavo.attention.tilings.portable import TileShape
 from octavo.attention.triton.nodes import attend_thin_nodes, node_call
 from octavo.attention.triton.step_map import make_step_map
+from octavo.attention.triton.window_nodes import see_nodes
 
 # Keys and values that one replay reads at least, several times the L2 cache.
 _MIN_REPLAY_BYTES = 400 << 20
@@ -58,7 +61,7 @@ class Batch:
 
     @property
     def options(self) -> ScoreOptions:
-        return ScoreOptions(HEAD_DIM**-0.5)
+        return ScoreOptions(self.workload.head_dim**-0.5, self.workload.window)
 
 
 def make_batch(workload: Workload) -> Batch:
@@ -69,12 +72,12 @@ def make_batch(workload: Workload) -> Batch:
         num_blocks=int(block_tables.max()) + 1,
         block_size=BLOCK_SIZE,
         num_kv_heads=workload.kv_heads,
-        head_dim=HEAD_DIM,
+        head_dim=workload.head_dim,
         dtype=torch.bfloat16,
         device="cuda",
     )
     cache.data.normal_()
-    q = torch.randn(workload.batch, workload.heads, HEAD_DIM, dtype=torch.bfloat16, device="cuda")
+    q = torch.randn(workload.batch, workload.heads, workload.head_dim, dtype=torch.bfloat16, device="cuda")
     return Batch(workload, q, cache, _metadata(block_tables, workload.seq_len), block_tables)
 
 
@@ -100,9 +103,10 @@ def octavo_flat(batch: Batch, leaf: TileShape | None = None) -> Attend:
         num_tokens=workload.batch,
         num_heads=workload.heads,
         num_kv_heads=workload.kv_heads,
-        head_dim=HEAD_DIM,
+        head_dim=workload.head_dim,
         dtype=torch.bfloat16,
         block_size=BLOCK_SIZE,
+        window=workload.window,
         decode=leaf,
     )
     return lambda layer: attend_with_map(batch.q, batch.cache.layer(layer), metadata, options, step_map)[0]
@@ -115,14 +119,15 @@ def make_forest(batch: Batch, **tiling: object) -> DeviceForest:
         max_num_seqs=workload.batch,
         num_heads=workload.heads,
         num_kv_heads=workload.kv_heads,
-        head_dim=HEAD_DIM,
+        head_dim=workload.head_dim,
         block_size=BLOCK_SIZE,
         dtype=torch.bfloat16,
         device="cuda",
         max_partials=64 * workload.batch,
+        window=workload.window,
         **tiling,  # pyright: ignore[reportArgumentType]
     )
-    forest.upload(forest.plan(*_host_arrays(batch)))
+    forest.upload(forest.plan(*_host_arrays(batch), always=workload.window is not None))
     return forest
 
 
@@ -139,6 +144,8 @@ def octavo_forest(batch: Batch, leaf: TileShape | None = None, **tiling: object)
 
 def octavo_nodes(batch: Batch, forest: DeviceForest) -> Attend:
     """Return a call of the shared nodes' kernels alone, which returns the forest's partial results."""
+    if forest.window is not None:
+        see_nodes(forest, batch.metadata.positions, forest.window)
 
     def attend(layer: int) -> Tensor:
         cache = batch.cache.layer(layer)
@@ -237,6 +244,8 @@ def implementations(batch: Batch, with_fa3: bool, flashinfer: ModuleType | None)
         "octavo forest", octavo_forest(batch), plan=lambda: forest.plan(*_host_arrays(batch))
     )
     yield Implementation("octavo flat", octavo_flat(batch))
+    if batch.workload.window is not None:
+        return
     if with_fa3:
         yield Implementation("fa3 flat", fa3_flat(batch))
         if batch.workload.levels[0][0] == 1:
@@ -268,18 +277,25 @@ def compare(flashinfer: ModuleType | None, arguments: argparse.Namespace) -> Non
     rows, results = [], []
     for workload in WORKLOADS:
         batch = make_batch(workload)
+        forest = make_forest(batch)
         bound_s = (
             max(workload.kv_bytes / rates["copy_tb_per_s"], workload.flops / rates["matrix_tflops"]) / 1e12
         )
-        nodes_us = round(seconds_per_layer(batch, octavo_nodes(batch, make_forest(batch))) * 1e6, 1)
+        nodes_us = round(seconds_per_layer(batch, octavo_nodes(batch, forest)) * 1e6, 1)
+        pays = forest.plan(*_host_arrays(batch)).num_units > 0
         for implementation in implementations(batch, arguments.fa3 is not None, flashinfer):
             name, figures = implementation.name, measure(batch, implementation, bound_s)
             if name == "octavo forest":
-                figures["nodes_us"] = nodes_us
-            cells = [figures.get(key, "-") for key in ("us", "nodes_us", "of_bound", "error", "plan_us")]
+                figures |= {"nodes_us": nodes_us, "pays": pays}
+            keys = ("us", "nodes_us", "of_bound", "error", "plan_us", "pays")
+            cells = [figures.get(key, "-") for key in keys]
             rows.append([workload.name, name, f"{bound_s * 1e6:.1f}", *cells])
             results.append({"workload": workload.name, "impl": name, **figures})
-    print(table(["workload", "kernel", "bound us", "us", "nodes us", "of bound", "error", "plan us"], rows))
+    print(
+        table(
+            ["workload", "kernel", "bound us", "us", "nodes us", "of bound", "error", "plan us", "pays"], rows
+        )
+    )
     versions = {} if flashinfer is None else {"flashinfer": flashinfer.__version__}
     publish("gpu_forest", {**rates, **versions, "results": results}, arguments)
 

@@ -200,8 +200,13 @@ def check_shared(cache: LayerCache, options: ScoreOptions) -> None:
         )
 
 
-def check_right(plan: ForestPlan, right: int | None) -> None:
-    """Check that a plan lists all keys after its own position that a token sees."""
+def check_mask(plan: ForestPlan, right: int | None, window: int | None) -> None:
+    """Check that a plan lists all keys that a token sees."""
+    if plan.window is not None and (window is None or window > plan.window):
+        raise InvalidArgumentError(
+            f"the plan is for window={plan.window}, this call has window={window}; make one with "
+            f"window={window}"
+        )
     if plan.right is not None and (right is None or right > plan.right):
         raise InvalidArgumentError(
             f"the plan is for right={plan.right}, this call has right={right}; make one with right={right}"

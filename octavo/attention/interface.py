@@ -207,7 +207,9 @@ def forest_attention(
     cu_seqlens_q: np.ndarray,
     *,
     scale: float,
+    window: int | None = None,
     softcap: float = 0.0,
+    sinks: Tensor | None = None,
     impl: str = "auto",
 ) -> Tensor:
     """Attend each query token to its sequence's keys, reading the blocks that sequences share only once.
@@ -216,8 +218,9 @@ def forest_attention(
     instead makes AttentionMetadata once per step and calls paged_attention in each layer.
 
     Args:
-        q, cache, scale, softcap, impl: see paged_attention_with_lse.
-        block_tables: [S, max_blocks] int32 on the host; sequences share their equal leading ids.
+        q, cache, scale, window, softcap, sinks, impl: see paged_attention_with_lse.
+        block_tables: [S, max_blocks] int32 on the host; sequences share their equal leading ids. Those of
+            blocks that no query of a sequence sees may be any.
         seq_lens: [S] int32 on the host, tokens in the cache, including the query tokens.
         cu_seqlens_q: [S + 1] int32 on the host, cumulative query lengths.
 
@@ -241,14 +244,15 @@ def forest_attention(
     )
     arrays = (block_tables, seq_lens, cu_seqlens_q)
     if choose_impl(impl, q.device.type, cache.k.dtype, q.dtype) == "triton":
-        work = _device_forest(q, cache, arrays)
+        work = _device_forest(q, cache, arrays, window)
     else:
-        work = ForestPlan.from_block_tables(*arrays, cache.k.shape[1])
-    return paged_attention(q, cache, replace(metadata, work=work), scale=scale, softcap=softcap, impl=impl)
+        work = ForestPlan.from_block_tables(*arrays, cache.k.shape[1], window=window)
+    metadata, masks = replace(metadata, work=work), {"window": window, "sinks": sinks}
+    return paged_attention(q, cache, metadata, scale=scale, softcap=softcap, impl=impl, **masks)
 
 
 def _device_forest(
-    q: Tensor, cache: LayerCache, arrays: tuple[np.ndarray, np.ndarray, np.ndarray]
+    q: Tensor, cache: LayerCache, arrays: tuple[np.ndarray, np.ndarray, np.ndarray], window: int | None
 ) -> DeviceForest | None:
     forest = DeviceForest(
         max_num_seqs=arrays[1].shape[0],
@@ -259,6 +263,7 @@ def _device_forest(
         block_size=cache.k.shape[1],
         dtype=cache.k.dtype,
         device=q.device,
+        window=window,
     )
     plan = forest.plan(*arrays)
     if plan.num_units == 0:

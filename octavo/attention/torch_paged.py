@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention.cache import LayerCache, read_rows, scale_of, write_rows
-from octavo.attention.checks import check_blocks, check_plan, check_right, check_slots, check_work
+from octavo.attention.checks import check_blocks, check_mask, check_plan, check_slots, check_work
 from octavo.attention.lengths import check_capacity, concatenated_ranges
 from octavo.attention.merge import add_sinks
 from octavo.attention.metadata import AttentionMetadata
@@ -32,7 +32,11 @@ def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> N
 
 
 def host_plan(
-    num_query_tokens: int, block_size: int, metadata: AttentionMetadata, right: int | None = 0
+    num_query_tokens: int,
+    block_size: int,
+    metadata: AttentionMetadata,
+    right: int | None = 0,
+    window: int | None = None,
 ) -> ForestPlan:
     """Return the step's plan, or make one without sharing (which on a GPU waits for the device).
 
@@ -41,14 +45,19 @@ def host_plan(
     """
     check_work(metadata.work, "torch")
     if metadata.plan is not None:
-        check_right(metadata.plan, right)
+        check_mask(metadata.plan, right, window)
         return metadata.plan
     seq_lens, cu_seqlens_q = metadata.seq_lens.cpu().numpy(), metadata.cu_seqlens_q.cpu().numpy()
     # Lengths are checked before the plan is made: a corrupt one would make millions of items.
     check_capacity(int(seq_lens.max(initial=0)), block_size, metadata.block_table)
     kv_begin = None if metadata.kv_begin is None else metadata.kv_begin.cpu().numpy()
     plan = ForestPlan.flat(
-        seq_lens, cu_seqlens_q, right=right, kv_begin=kv_begin, may_be_short=metadata.may_be_short
+        seq_lens,
+        cu_seqlens_q,
+        right=right,
+        window=window,
+        kv_begin=kv_begin,
+        may_be_short=metadata.may_be_short,
     )
     check_plan(plan, num_query_tokens, block_size, metadata)
     return plan
@@ -63,7 +72,7 @@ def paged_attention_with_lse(
     GEMMs. Each result is folded into its tokens' running softmax, so memory stays bounded. Autocast
     changes nothing.
     """
-    plan = host_plan(q.shape[0], cache.k.shape[1], metadata, options.right)
+    plan = host_plan(q.shape[0], cache.k.shape[1], metadata, options.right, options.window)
     _check_segments(plan, metadata.block_table, cache.k)
     with torch.autocast(q.device.type, enabled=False):
         state = _RunningSoftmax(q, cache.v.shape[3])

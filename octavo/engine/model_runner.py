@@ -45,6 +45,7 @@ class ModelRunner:
         self.kv_cache = kv_cache
         self._device = plan.device
         self._shares_prefixes = plan.shares_prefixes
+        self._groups = plan.layout.groups
         self._inputs = StepInputBuilder(plan)
         self._sampler = Sampler(decoder.config.vocab_size, plan.device, masks)
         self._sharing = Sharing()
@@ -100,20 +101,20 @@ class ModelRunner:
 
     def _forward(self, step_input: StepInput) -> Tensor:
         plans = [self._plan(step_input, group) for group in range(len(step_input.groups))]
-        self._sharing = self._sharing.after(plans[0].sharing)
+        self._sharing = self._sharing.after(next(plan.sharing for plan in plans if plan is not None))
         input_ids = to_device(step_input.input_ids, self._device)
         groups = step_input.metadata(plans, self._device)
         return self.decoder.forward(input_ids, self.kv_cache, *groups)
 
-    def _plan(self, step_input: StepInput, group: int) -> ForestPlan:
-        if not self._shares_prefixes or group:
-            return ForestPlan.flat(step_input.seq_lens, step_input.cu_seqlens_q)
-        return ForestPlan.from_block_tables(
-            step_input.groups[group].block_table,
-            step_input.seq_lens,
-            step_input.cu_seqlens_q,
-            self.kv_cache.block_size,
-        )
+    def _plan(self, step_input: StepInput, group: int) -> ForestPlan | None:
+        kind = self._groups[group]
+        if not kind.layers:
+            return None
+        lengths, window = (step_input.seq_lens, step_input.cu_seqlens_q), kind.kind.window
+        if not self._shares_prefixes:
+            return ForestPlan.flat(*lengths, window=window)
+        table = step_input.groups[group].block_table
+        return ForestPlan.from_block_tables(table, *lengths, self.kv_cache.block_size, window=window)
 
     def _sample(
         self, scheduled: list[ScheduledRequest], hidden: Tensor, step_input: StepInput

@@ -144,11 +144,8 @@ class BlockPool:
             raise InvalidArgumentError(f"block {block_id} has no reference to release; was it freed twice?")
         self.ref_counts[block_id] = count - 1
         self.num_shared -= count == 2
-        if count == 1 and cached and cold:
-            self.to_keep.discard(block_id)
-            self._cold[block_id] = None
-        elif count == 1 and cached:
-            self._cache(block_id)
+        if count == 1 and cached:
+            self._cache(block_id, cold)
         elif count == 1:
             self.to_keep.discard(block_id)
             self._free.append(block_id)
@@ -177,7 +174,11 @@ class BlockPool:
     def _is_cached(self, block_id: int) -> bool:
         return block_id in self._cached or block_id in self._kept or block_id in self._cold
 
-    def _cache(self, block_id: int) -> None:
+    def _cache(self, block_id: int, cold: bool) -> None:
+        if cold:
+            self.to_keep.discard(block_id)
+            self._cold[block_id] = None
+            return
         if block_id not in self.to_keep:
             self._cached[block_id] = None
             return
@@ -188,8 +189,8 @@ class BlockPool:
             self._cached[oldest] = None
 
     def _uncache(self, block_id: int) -> None:
-        tiers = (self._cached, self._kept, self._cold)
-        del next(tier for tier in tiers if block_id in tier)[block_id]
+        tier = self._cached if block_id in self._cached else self._kept
+        del (tier if block_id in tier else self._cold)[block_id]
 
     def _pop_cached(self) -> int:
         block_id, _ = (self._cold or self._cached or self._kept).popitem(last=False)

@@ -1,17 +1,18 @@
-"""Page pool and prefix tree in step: an unreferenced page is cached while something in it can be hit.
+"""Page pool and registry, kept in step: an unreferenced page is cached while something in it can be hit.
 
-In a cache of one group, a page is a block. With several groups (cache_layout.py) a page holds blocks of one of
-them. The tree knows the first group's blocks; the block with the same tokens in another group hangs on the
-same node, and may be evicted by itself.
+In a cache of one group a page is a block. With several groups (cache_layout.py), a page holds blocks of one
+of them.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence
 
 from octavo.kv.block_pool import BlockPool
 from octavo.kv.cache_layout import CacheLayout
-from octavo.kv.prefix_tree import ROOT, PrefixNode, PrefixTree
+from octavo.kv.prefix_tree import ROOT
+from octavo.kv.registry import Registry
 from octavo.kv.sequence_blocks import GONE, SequenceBlocks, WindowBlocks
+from octavo.kv.slots import num_blocks_for
 
 
 class BlockStore:
@@ -20,7 +21,8 @@ class BlockStore:
     Attributes:
         layout: groups and pages.
         pool: reference counts of pages: a sequence counts once.
-        tree: the first group's blocks that can be hit.
+        registry: what can be hit.
+        tree: the first group's blocks of that.
         num_evictions: registered pages lost to allocations so far.
     """
 
@@ -29,11 +31,10 @@ class BlockStore:
     ) -> None:
         self.layout = layout
         self.pool = BlockPool(num_blocks, max_kept)
-        self.tree = PrefixTree()
+        self.registry = Registry(layout, num_blocks)
+        self.tree = self.registry.tree
         self.num_evictions = num_evictions
-        # How many blocks of each page can be hit; and on which node, and for which group, others' hang.
-        self._registered = Counter[int]()
-        self._nodes: dict[int, tuple[int, int]] = {}
+        self._per_page = layout.groups[0].blocks_per_page
         # The sequence that was matched last.
         self._newest: SequenceBlocks | None = None
 
@@ -41,40 +42,44 @@ class BlockStore:
         """Return the page that a block is in."""
         return self.layout.groups[group].page(block_id, self.pool.num_blocks)
 
-    def pages(self, block_ids: Iterable[int], group: int = 0) -> list[int]:
+    def pages(self, block_ids: Sequence[int], group: int = 0) -> Sequence[int]:
         """Return the pages of blocks, each once."""
-        kind = self.layout.groups[group]
-        if kind.blocks_per_page == kind.layers_per_slice == 1:
-            return list(block_ids)
-        return list(dict.fromkeys(self.page(block_id, group) for block_id in block_ids))
+        return self.layout.groups[group].pages(block_ids, self.pool.num_blocks)
 
-    def held_pages(self, sequence: SequenceBlocks) -> list[int]:
+    def held_pages(self, sequence: SequenceBlocks) -> Sequence[int]:
         """Return the pages that a sequence has, first group first, each group from its beginning."""
         pages = self.pages(sequence.block_ids)
-        for group, window in enumerate(sequence.windows, start=1):
-            pages += self.pages(window.held, group)
-        return pages
+        if not sequence.windows:
+            return pages
+        others = (self.pages(window.held, group) for group, window in enumerate(sequence.windows, start=1))
+        return [*pages, *(page for held in others for page in held)]
+
+    def num_held_pages(self, sequence: SequenceBlocks) -> int:
+        """Return how many pages a sequence has."""
+        block_ids = sequence.block_ids
+        num_pages = len(block_ids if self._per_page == 1 else self.pages(block_ids))
+        for window in sequence.windows:
+            num_pages += len(window.block_ids) - window.num_gone
+        return num_pages
 
     def take(self, num_pages: int) -> list[int] | None:
         """Hand out pages for writing, evicting cached ones as needed; None changes nothing."""
-        pages = self.pool.allocate(num_pages)
+        pages, registered = self.pool.allocate(num_pages), self.registry.pages
         for page in pages or ():
-            if page in self._registered:
+            if page in registered:
                 self.num_evictions += self._unregister(page)
         return pages
 
-    def block_ids(self, pages: Iterable[int], group: int = 0) -> list[int]:
+    def block_ids(self, pages: Sequence[int], group: int = 0) -> Sequence[int]:
         """Return the ids of all blocks of pages."""
         kind, num_pages = self.layout.groups[group], self.pool.num_blocks
+        if kind.is_plain:
+            return pages
         return [block_id for page in pages for block_id in kind.block_ids(page, num_pages)]
-
-    def retain(self, pages: Iterable[int]) -> None:
-        """Add a reference to each page."""
-        self.pool.retain_all(pages)
 
     def release(self, pages: Sequence[int]) -> None:
         """Remove a reference from each page, last page first: beginnings of prefixes are evicted last."""
-        self.pool.release_all(reversed(pages), cached=self._registered)
+        self.pool.release_all(reversed(pages), cached=self.registry.pages)
 
     def cut(self, sequence: SequenceBlocks, num_blocks: int) -> None:
         """Give back what a sequence has behind its first blocks; its lists become others."""
@@ -99,9 +104,10 @@ class BlockStore:
         ]
         for group, (block_ids, own) in enumerate(lists):
             own.block_ids = block_ids[:num_full]
+            num_gone = 0
             if isinstance(own, WindowBlocks):
-                own.num_gone = min(parent.windows[group - 1].num_gone, num_full)
-            self.retain(self.pages([block_id for block_id in own.block_ids if block_id != GONE], group))
+                num_gone = own.num_gone = min(parent.windows[group - 1].num_gone, num_full)
+            self.pool.retain_all(self.pages(own.block_ids[num_gone:], group))
             if tails:
                 page, ids = (
                     self.page(block_ids[num_full], group),
@@ -115,31 +121,24 @@ class BlockStore:
     def can_cut(self, sequence: SequenceBlocks, num_tokens: int) -> bool:
         """Return whether a cut at `num_tokens` leaves only blocks that the sequence may write again."""
         num_full, num_in_tail = divmod(num_tokens, sequence.block_size)
-        if num_in_tail == 0:
+        if num_in_tail == 0 or num_full >= sequence.num_filled_tokens // sequence.block_size:
             return True
-        pages = [
-            self.page(window.block_ids[num_full], group)
-            for group, window in enumerate(sequence.windows, start=1)
-            if num_full < len(window.block_ids)
-        ]
-        are_alone = all(self.pool.ref_counts[page] == 1 and page not in self._registered for page in pages)
-        return are_alone and self.is_writable(sequence.block_ids[num_full])
+        others = enumerate((window.block_ids[num_full] for window in sequence.windows), start=1)
+        pages = [self.page(block_id, group) for group, block_id in others]
+        are_alone = all(self.pool.ref_counts[page] == 1 and page not in self.registry.pages for page in pages)
+        block_id = sequence.block_ids[num_full]
+        # A block that others read, yet cannot be hit, may be in a page of several.
+        return are_alone and self.pool.ref_counts[self.page(block_id)] == 1 and block_id not in self.tree
 
     def hide(self, sequence: SequenceBlocks, num_tokens: int) -> None:
         """Give back the blocks of windows that no token behind the first `num_tokens` can see.
 
         They are evicted before others, unless a sequence needs them that continues one of `branches`.
         """
-        size = sequence.block_size
         for group, window in enumerate(sequence.windows, start=1):
-            first = min(window.first_seen(num_tokens, size), len(window.block_ids))
-            ends = [(window.first_seen(end * size, size), end) for end in sequence.branches]
-            for index in range(window.num_gone, first):
-                page = self.page(window.block_ids[index], group)
-                is_cold = not any(begin <= index < end for begin, end in ends)
-                self.pool.release(page, cached=page in self._registered, cold=is_cold)
-                window.block_ids[index] = GONE
-            window.num_gone = max(first, window.num_gone)
+            first = min(window.first_kept(num_tokens, sequence.block_size), len(window.block_ids))
+            if first > window.num_gone:
+                self._give_back(sequence, group, window, first)
 
     def match(self, sequence: SequenceBlocks, token_ids: Sequence[int], num_blocks: int) -> int:
         """Attach to an empty sequence the longest run of registered blocks that equals its tokens.
@@ -158,20 +157,23 @@ class BlockStore:
         sequence.require_unchanged(token_ids, 0, num_blocks)
         known = self._known_blocks(sequence, token_ids, num_blocks)
         block_ids = self.tree.longest_match(sequence.keys(token_ids, len(known), num_blocks), known)
-        num_known = len(block_ids)
-        sequence.branches = (num_known, len(token_ids) // sequence.block_size)
-        if sequence.windows:
-            del block_ids[self._num_visible(sequence, block_ids) :]
-        self.retain(self.pages(block_ids))
+        num_known = num_fit = len(block_ids)
+        if self._per_page > 1:
+            num_fit = self._num_fit(block_ids, len(token_ids))
+        if num_fit < num_known or sequence.windows:
+            del block_ids[self._num_visible(sequence, block_ids, num_fit) :]
+        self.pool.retain_all(self.pages(block_ids))
         if block_ids:
             self.tree.note_hit(block_ids[-1])
         sequence.block_ids = block_ids
         sequence.num_filled_tokens = len(block_ids) * sequence.block_size
         sequence.num_committed = len(block_ids)
-        for group, window in enumerate(sequence.windows):
-            self._attach(sequence, group, window)
+        if sequence.windows:
+            sequence.branches = (len(block_ids), num_known, len(token_ids) // sequence.block_size)
+            for group, window in enumerate(sequence.windows, start=1):
+                self._attach(sequence, group, window)
         self._newest = sequence
-        return num_known - len(block_ids)
+        return num_fit - len(block_ids)
 
     def register(
         self, sequence: SequenceBlocks, token_ids: Sequence[int], num_full: int, *, exchange: bool
@@ -179,7 +181,8 @@ class BlockStore:
         """Register a sequence's blocks up to `num_full`, which are full.
 
         Where an equal block is registered already, the sequence takes that one and releases its own, or with
-        `exchange` off stops there. Stops before a block whose digest collides with a different block's.
+        `exchange` off stops there. Stops before a block whose digest collides with a different block's, and
+        before one that is in yet another page, if the sequence might not fit the pool with it.
 
         Returns:
             True when the sequence's block ids changed (and are another list).
@@ -189,116 +192,139 @@ class BlockStore:
         """
         sequence.require_unchanged(token_ids, sequence.num_committed, num_full)
         sequence.extend_keys(token_ids, num_full)
-        first, changed = sequence.num_committed, False
+        block_ids, first = sequence.block_ids, sequence.num_committed
+        held = self._scarce_pages(block_ids, len(token_ids)) if exchange and self._per_page > 1 else None
+        unknown = self.registry.unknown(block_ids[first:num_full])
+        found: list[int] = []
+        parent_id = block_ids[first - 1] if first else ROOT
         for index in range(first, num_full):
-            block_ids = sequence.block_ids
-            parent_id = block_ids[index - 1] if index else ROOT
             own_id = block_ids[index]
             block_id = self.tree.find_or_insert(own_id, parent_id, sequence.block_keys[index])
-            if block_id is None or (block_id != own_id and not exchange):
+            if block_id is None:
                 break
-            if block_id == own_id:
-                self._registered[self.page(own_id)] += 1
-            else:
-                sequence.block_ids = self._exchange(block_ids, index, block_id, 0, is_first=not changed)
-                changed = True
-            for group, window in enumerate(sequence.windows):
-                self._register_other(block_id, group, window, index, exchange=exchange)
-            sequence.num_committed = index + 1
+            if block_id != own_id and not (exchange and (held is None or self._swap(held, own_id, block_id))):
+                break
+            found.append(block_id)
+            parent_id = block_id
+        self.registry.count(unknown)
+        changed = found != block_ids[first : first + len(found)]
+        if changed:
+            sequence.block_ids = self._exchange(block_ids, first, found, 0)
+        if sequence.windows:
+            self._hang(sequence, first, found, exchange=exchange)
+        sequence.num_committed = first + len(found)
         return changed
 
-    def is_writable(self, block_id: int) -> bool:
-        """Return whether only one sequence writes the block and no other can find it.
-
-        A page of several blocks is written by the sequence that took it; others read only registered ones.
-        """
-        is_alone = self._per_page > 1 or self.pool.ref_counts[self.page(block_id)] == 1
-        return is_alone and block_id not in self.tree
-
     def drop_cached(self) -> int:
-        """Unregister every unreferenced block; returns how many pages became free."""
+        """Unregister every unreferenced page; returns how many became free."""
         num_free = self.pool.num_free
         for page in self.pool.cached_ids:
-            if page in self._registered:
+            if page in self.registry.pages:
                 self._unregister(page)
         return self.pool.num_free - num_free
 
-    @property
-    def registered_pages(self) -> Set[int]:
-        """The pages that hold something which can be hit."""
-        return self._registered.keys()
+    def _give_back(self, sequence: SequenceBlocks, group: int, window: WindowBlocks, first: int) -> None:
+        """Give back a window's blocks before `first`."""
+        size, registered = sequence.block_size, self.registry.pages
+        # Who continues a branch may have to compute a token of its last block.
+        warm = [(window.first_kept((end - 1) * size, size), end) for end in sequence.branches]
+        for index in range(window.num_gone, first):
+            page = self.page(window.block_ids[index], group)
+            is_warm = any(begin <= index < end for begin, end in warm)
+            if is_warm and sequence.is_kept:
+                self.pool.keep([page])
+            self.pool.release(page, cached=page in registered, cold=not is_warm)
+            window.block_ids[index] = GONE
+        window.num_gone = first
 
-    def check_invariants(self) -> None:
-        """Assert that pages are counted as registered as often as something in them can be hit."""
-        found = Counter(self.page(block_id) for block_id in self.tree.nodes)
-        hanging = {}
-        for node_id, node in self.tree.nodes.items():
-            for group, block_id in node.windows.items():
-                hanging[self.page(block_id, group + 1)] = (node_id, group)
-        assert not found.keys() & hanging.keys(), "a page belongs to two groups"
-        assert self._nodes == hanging, "blocks of windows hang elsewhere than the store believes"
-        assert self._registered == found + Counter(hanging.keys()), "registrations are counted wrongly"
+    def _num_visible(self, sequence: SequenceBlocks, block_ids: Sequence[int], end: int) -> int:
+        """Return how many leading blocks, at most `end`, can be continued.
 
-    @property
-    def _per_page(self) -> int:
-        return self.layout.groups[0].blocks_per_page
-
-    def _num_visible(self, sequence: SequenceBlocks, block_ids: Sequence[int]) -> int:
-        """Return how many leading blocks can be continued: all groups have what the next token sees."""
-        nodes, size = self.tree.nodes, sequence.block_size
-        # The end, and for each group how many blocks before it are there without a gap.
-        best, runs = 0, [0] * len(sequence.windows)
-        for end, block_id in enumerate(block_ids, start=1):
-            others = nodes[block_id].windows
-            for group in range(len(runs)):
-                runs[group] = runs[group] + 1 if group in others else 0
-            if all(
-                end - run <= window.first_seen(end * size, size)
-                for run, window in zip(runs, sequence.windows, strict=True)
-            ):
-                best = end
-        return best
+        All groups have what the next token sees.
+        """
+        size = sequence.block_size
+        while end > 0:
+            gaps = (
+                index
+                for hanging, window in zip(self.registry.hanging, sequence.windows, strict=True)
+                for index in range(window.first_seen(end * size, size), end)
+                if block_ids[index] not in hanging
+            )
+            gap = next(gaps, None)
+            if gap is None:
+                break
+            # All ends behind the gap need that block as well.
+            end = gap
+        return end
 
     def _attach(self, sequence: SequenceBlocks, group: int, window: WindowBlocks) -> None:
         """Give a sequence the blocks of another group that the tokens behind its prefix see."""
-        block_ids, size = sequence.block_ids, sequence.block_size
+        block_ids, size, hanging = sequence.block_ids, sequence.block_size, self.registry.hanging[group - 1]
         first = window.first_seen(len(block_ids) * size, size)
-        seen = [self.tree.nodes[block_id].windows[group] for block_id in block_ids[first:]]
-        self.retain(self.pages(seen, group + 1))
+        seen = [hanging[block_id] for block_id in block_ids[first:]]
+        self.pool.retain_all(self.pages(seen, group))
         window.block_ids = [GONE] * first + seen
         window.num_gone = first
 
-    def _register_other(
-        self, node_id: int, group: int, window: WindowBlocks, index: int, *, exchange: bool
-    ) -> None:
-        """Hang a sequence's block of another group on a node, or take the one that hangs there."""
-        own_id = window.block_ids[index] if index < len(window.block_ids) else GONE
-        if own_id == GONE:
-            return
-        others = self.tree.nodes[node_id].windows
-        block_id = others.setdefault(group, own_id)
-        page = self.page(own_id, group + 1)
-        if block_id == own_id:
-            if page not in self._nodes:
-                self._nodes[page] = (node_id, group)
-                self._registered[page] += 1
-        elif exchange:
-            window.block_ids = self._exchange(window.block_ids, index, block_id, group + 1, is_first=True)
+    def _hang(self, sequence: SequenceBlocks, first: int, node_ids: list[int], *, exchange: bool) -> None:
+        """Hang a sequence's blocks of other groups on nodes, or take those that hang there."""
+        for group, window in enumerate(sequence.windows, start=1):
+            start, end = max(first, window.num_gone), first + len(node_ids)
+            own_ids = window.block_ids[start:end]
+            found = self.registry.hang(group, node_ids[start - first :], own_ids)
+            if exchange and found != own_ids:
+                window.block_ids = self._exchange(window.block_ids, start, found, group)
 
-    def _exchange(
-        self, block_ids: list[int], index: int, block_id: int, group: int, *, is_first: bool
-    ) -> list[int]:
-        """Put an equal block in the place of a sequence's own; returns its list, a new one if `is_first`."""
-        if is_first:
-            block_ids = block_ids.copy()
+    def _exchange(self, block_ids: list[int], first: int, found: list[int], group: int) -> list[int]:
+        """Return a new list with equal blocks in the place of a sequence's own, from `first` on."""
+        changed = block_ids.copy()
+        changed[first : first + len(found)] = found
+        # Blocks of a page are no further apart.
         reach = self.layout.groups[group].blocks_per_page - 1
-        near = slice(max(0, index - reach), index + reach + 1)
-        before = set(self.pages(block_ids[near], group))
-        block_ids[index] = block_id
-        after = set(self.pages(block_ids[near], group))
-        self.retain(after - before)
-        self.release(list(before - after))
-        return block_ids
+        near = slice(max(0, first - reach), first + len(found) + reach)
+        before, after = (dict.fromkeys(self.pages(ids[near], group)) for ids in (block_ids, changed))
+        self.pool.retain_all(page for page in after if page not in before)
+        self.release([page for page in before if page not in after])
+        return changed
+
+    def _most_pages(self, num_blocks: int, num_tokens: int) -> int:
+        """Return in how many pages blocks may be, so that a sequence of so many tokens fits the pool."""
+        num_others = self.layout.num_other_pages(num_tokens)
+        num_more = max(0, num_blocks_for(num_tokens, self.layout.block_size) - num_blocks)
+        return self.pool.num_blocks - num_others - num_blocks_for(num_more, self._per_page)
+
+    def _num_fit(self, block_ids: Sequence[int], num_tokens: int) -> int:
+        """Return how many leading blocks a sequence may have that will have so many tokens.
+
+        Blocks of a prefix may be in more pages than necessary: in each, a few that are part of it.
+        """
+        if len(block_ids) <= self._most_pages(len(block_ids), num_tokens):
+            return len(block_ids)
+        pages, num_fit = set[int](), 0
+        for number, block_id in enumerate(block_ids, start=1):
+            pages.add(self.page(block_id))
+            if len(pages) <= self._most_pages(number, num_tokens):
+                num_fit = number
+        return num_fit
+
+    def _scarce_pages(self, block_ids: Sequence[int], num_tokens: int) -> "_ScarcePages | None":
+        """Return a sequence's pages if it may not have them in any number."""
+        most = self._most_pages(len(block_ids), num_tokens)
+        if len(block_ids) <= most:
+            return None
+        return Counter(map(self.page, block_ids)), most
+
+    def _swap(self, scarce: "_ScarcePages", own_id: int, block_id: int) -> bool:
+        """Note that a block takes the place of a sequence's own; False: that would be a page too many."""
+        held, most = scarce
+        own_page, page = self.page(own_id), self.page(block_id)
+        if page not in held and held[own_page] > 1 and len(held) >= most:
+            return False
+        held[page] += 1
+        held[own_page] -= 1
+        if held[own_page] == 0:
+            del held[own_page]
+        return True
 
     def _known_blocks(self, sequence: SequenceBlocks, token_ids: Sequence[int], num_blocks: int) -> list[int]:
         """Return the blocks that a sequence shares with the one matched last, and copy their keys.
@@ -317,29 +343,11 @@ class BlockStore:
 
     def _unregister(self, page: int) -> int:
         """Let nothing in a page be hit any more, nor what continues it; returns how many pages were lost."""
-        lost = set[int]()
-        if page in self._nodes:
-            node_id, group = self._nodes[page]
-            del self.tree.nodes[node_id].windows[group]
-            self._forget(page, lost)
-        elif page in self._registered:
-            for block_id in self.block_ids([page]):
-                if block_id in self.tree:
-                    self._drop(self.tree.remove(block_id), lost)
+        lost = self.registry.drop(page)
+        for lost_page in lost:
+            if self.pool.ref_counts[lost_page] == 0:
+                self.pool.uncache(lost_page)
         return len(lost)
 
-    def _drop(self, nodes: dict[int, PrefixNode], lost: set[int]) -> None:
-        for block_id, node in nodes.items():
-            self._forget(self.page(block_id), lost)
-            for group, other_id in node.windows.items():
-                self._forget(self.page(other_id, group + 1), lost)
 
-    def _forget(self, page: int, lost: set[int]) -> None:
-        """Count one registration of a page less; without any, and without a reference, it is free."""
-        self._nodes.pop(page, None)
-        self._registered[page] -= 1
-        if self._registered[page] == 0:
-            del self._registered[page]
-            lost.add(page)
-            if self.pool.ref_counts[page] == 0:
-                self.pool.uncache(page)
+_ScarcePages = tuple[Counter[int], int]

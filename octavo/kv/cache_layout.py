@@ -40,6 +40,11 @@ class CacheGroup:
     layers_per_slice: int
     blocks_per_page: int
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a block's id is its page."""
+        return self.blocks_per_page == self.layers_per_slice == 1
+
     def block_id(self, page: int, index: int, num_pages: int) -> int:
         """Return the id of a page's block number `index`, as the group's tables have it."""
         outer, inner = divmod(index, self.layers_per_slice)
@@ -52,6 +57,13 @@ class CacheGroup:
     def page(self, block_id: int, num_pages: int) -> int:
         """Return the page that a block is in."""
         return block_id // self.layers_per_slice % num_pages
+
+    def pages(self, block_ids: Sequence[int], num_pages: int) -> Sequence[int]:
+        """Return the pages that blocks are in, each once."""
+        if self.is_plain:
+            return block_ids
+        width = self.layers_per_slice
+        return list(dict.fromkeys([block_id // width % num_pages for block_id in block_ids]))
 
     def first_block(self, layer: int, num_pages: int) -> int:
         """Return where block 0 of a layer begins, in blocks from the beginning of the arena's keys."""
@@ -79,6 +91,11 @@ class CacheLayout:
     slice_size: int
 
     @property
+    def is_plain(self) -> bool:
+        """Whether there is one group, and a block's id is its page."""
+        return len(self.groups) == 1 and self.groups[0].is_plain
+
+    @property
     def page_size(self) -> int:
         """Numbers of a page, keys and values."""
         return 2 * self.num_slices * self.slice_size
@@ -100,11 +117,15 @@ class CacheLayout:
     def num_pages(self, num_tokens: int) -> int:
         """Return how many pages a sequence by itself takes at most, computed block by block."""
         num_blocks = num_blocks_for(num_tokens, self.block_size)
-        held = (
+        return num_blocks_for(num_blocks, self.groups[0].blocks_per_page) + self.num_other_pages(num_tokens)
+
+    def num_other_pages(self, num_tokens: int) -> int:
+        """Return how many of these pages the groups behind the first one take."""
+        num_blocks = num_blocks_for(num_tokens, self.block_size)
+        return sum(
             num_blocks if window is None else min(num_blocks, num_blocks_for(window, self.block_size) + 1)
             for window in self.windows
         )
-        return num_blocks_for(num_blocks, self.groups[0].blocks_per_page) + sum(held)
 
     def num_tokens(self, num_pages: int) -> int:
         """Return how many tokens of one sequence fit: the most whose pages are no more than these."""

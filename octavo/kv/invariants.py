@@ -10,8 +10,8 @@ from octavo.kv.sequence_blocks import GONE, SequenceBlocks
 
 def check_pool(store: BlockStore) -> None:
     """Assert that free + cached + referenced == total, each page in one place, cached iff registered."""
-    store.check_invariants()
-    pool, registered = store.pool, store.registered_pages
+    store.registry.check_invariants()
+    pool, registered = store.pool, set(store.registry.pages)
     free, cached = set(pool.free_ids), set(pool.cached_ids)
     referenced = {block_id for block_id, count in enumerate(pool.ref_counts) if count}
     assert all(count >= 0 for count in pool.ref_counts), "a reference count is negative"
@@ -31,11 +31,14 @@ def check_sequences(store: BlockStore, sequences: Collection[SequenceBlocks]) ->
     assert dict(uses) == {page: count for page, count in enumerate(store.pool.ref_counts) if count}, (
         "reference counts differ from the live block tables"
     )
-    writers = Counter[int]()
+    writers, readers = Counter[int](), set[int]()
     for sequence in sequences:
         _check_sequence(store, sequence)
-        writers.update(sequence.block_ids[sequence.num_filled_tokens // sequence.block_size :])
+        num_full = sequence.num_filled_tokens // sequence.block_size
+        readers.update(sequence.block_ids[:num_full])
+        writers.update(sequence.block_ids[num_full:])
     assert all(count == 1 for count in writers.values()), "two sequences may write one block"
+    assert not readers & writers.keys(), "a block that someone reads may be written"
 
 
 def check_prefixes(tree: PrefixTree, sequences: Collection[SequenceBlocks]) -> None:
@@ -56,14 +59,16 @@ def _check_sequence(store: BlockStore, sequence: SequenceBlocks) -> None:
     assert sequence.num_committed <= num_full, "a block is committed before it is full"
     assert sequence.num_filled_tokens <= sequence.capacity, "tokens without a slot"
     for block_id in ids[num_full:]:
-        assert store.is_writable(block_id), f"block {block_id} is writable, yet shared, or can be hit"
+        assert block_id not in store.tree, f"block {block_id} is writable, yet can be hit"
+        # Others may read registered blocks of its page.
+        count = store.pool.ref_counts[store.page(block_id)]
+        assert count == 1 or store.layout.groups[0].blocks_per_page > 1, f"block {block_id} is shared"
     for group, window in enumerate(sequence.windows, start=1):
-        needed = window.first_seen(sequence.num_filled_tokens, sequence.block_size)
-        assert window.num_gone <= needed, "a block is gone that the next token sees"
+        assert window.num_gone <= len(window.block_ids) <= len(ids), "a window reaches further than it may"
         assert all(block_id == GONE for block_id in window.block_ids[: window.num_gone]), "gone, yet there"
         assert GONE not in window.held, "a block is gone in the middle"
         assert len(set(window.held)) == len(window.held), f"a block is twice in one window: {window}"
         for block_id in window.block_ids[max(num_full, window.num_gone) :]:
             page = store.page(block_id, group)
             assert store.pool.ref_counts[page] == 1, f"page {page} is writable, yet shared"
-            assert page not in store.registered_pages, f"page {page} is writable, yet can be hit"
+            assert page not in store.registry.pages, f"page {page} is writable, yet can be hit"

@@ -154,6 +154,10 @@ class KVCacheManager:
         Returns:
             False when there are too few blocks now; then nothing changed.
         """
+        if not sequence.windows and num_tokens <= len(sequence.block_ids) * self.block_size:
+            # Most decoding steps end here.
+            self._require_ours(sequence)
+            return True
         return self.allocate_part(sequence, num_tokens, num_tokens) >= num_tokens
 
     def allocate_part(
@@ -175,9 +179,9 @@ class KVCacheManager:
             blocks: then nothing changed.
         """
         self._require_ours(sequence)
-        size, first = self.block_size, self.layout.groups[0]
-        num_blocks = num_blocks_for(num_tokens, size) - len(sequence.block_ids)
-        num_first = num_blocks_for(max(0, num_blocks), first.blocks_per_page)
+        size, per_page = self.block_size, self.layout.groups[0].blocks_per_page
+        num_blocks = max(0, num_blocks_for(num_tokens, size) - len(sequence.block_ids))
+        num_first = num_blocks if per_page == 1 else num_blocks_for(num_blocks, per_page)
         num_others = 0
         if windows := sequence.windows:
             num_held = len(windows[0].block_ids)
@@ -193,8 +197,8 @@ class KVCacheManager:
             return -1
         sequence.block_ids.extend(self.store.block_ids(pages[:num_first]))
         for group, window in enumerate(windows, start=1):
-            own = pages[num_first + (group - 1) * num_others :][:num_others]
-            window.block_ids.extend(self.store.block_ids(own, group))
+            begin = num_first + (group - 1) * num_others
+            window.block_ids.extend(self.store.block_ids(pages[begin : begin + num_others], group))
         self._live.add(sequence)
         return end
 
@@ -272,11 +276,12 @@ class KVCacheManager:
         child.block_keys = parent.block_keys[:num_full]
         child.num_committed = min(parent.num_committed, num_full)
         child.num_filled_tokens = num_tokens
+        child.branches = parent.branches
         self._live.add(child)
         return child, self.store.branch(parent, child, num_full, tails)
 
     def can_cut(self, sequence: SequenceBlocks, num_tokens: int) -> bool:
-        """Return whether `truncate` to `num_tokens`, at most the capacity, needs no copy of a block."""
+        """Return whether `truncate` to `num_tokens`, at most the reach, needs no copy of a block."""
         return sequence.sees_window(num_tokens) and self.store.can_cut(sequence, num_tokens)
 
     def truncate(self, sequence: SequenceBlocks, num_tokens: int) -> None:
@@ -291,7 +296,7 @@ class KVCacheManager:
                 then nothing changed.
         """
         self._require_ours(sequence)
-        sequence.require_capacity(num_tokens)
+        sequence.require_reach(num_tokens)
         if not self.can_cut(sequence, num_tokens):
             raise InvalidArgumentError(
                 f"cannot cut at {num_tokens} tokens: that is inside a shared or registered block, which must "
@@ -308,6 +313,8 @@ class KVCacheManager:
     def free(self, sequence: SequenceBlocks) -> None:
         """Release all blocks, last block first: beginnings of prefixes are evicted last. Idempotent."""
         self._require_ours(sequence)
+        # What its end does not see is evicted first.
+        self.hide(sequence, sequence.num_filled_tokens)
         pages = self.store.held_pages(sequence)
         if sequence.is_kept:
             self.store.pool.keep(pages)
@@ -344,7 +351,7 @@ class KVCacheManager:
             num_free=pool.num_free,
             num_cached=pool.num_cached,
             num_shared=pool.num_shared,
-            num_table_entries=sum(len(self.store.held_pages(sequence)) for sequence in self._live),
+            num_table_entries=sum(map(self.store.num_held_pages, self._live)),
             reserved_unfilled_tokens=unfilled,
             block_size=self.layout.tokens_per_page,
             prefix_query_tokens=self._num_query_tokens,
@@ -365,7 +372,7 @@ class KVCacheManager:
         """Return how many blocks a sequence's first tokens fill, which must be its own and fit."""
         self._require_ours(sequence)
         num_full = sequence.num_full_blocks(token_ids, num_tokens)
-        sequence.require_capacity(num_tokens)
+        sequence.require_reach(num_tokens)
         return num_full
 
     def _require_ours(self, sequence: SequenceBlocks) -> None:

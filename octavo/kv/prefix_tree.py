@@ -18,15 +18,12 @@ class PrefixNode:
         parent_id: block id of the registered block before it, or ROOT.
         children: block ids of the registered blocks that continue it (a dict as a small ordered set).
         num_hits: lookups that ended at this block, or at a block below it that was dropped since.
-        windows: the block with the same tokens in each other group of layers that has one, by the group's
-            place behind the first.
     """
 
     key: BlockKey
     parent_id: int
     children: dict[int, None] = field(default_factory=dict)
     num_hits: int = 0
-    windows: dict[int, int] = field(default_factory=dict)
 
 
 class PrefixTree:
@@ -106,24 +103,23 @@ class PrefixTree:
         """Count a lookup that found the blocks up to this one, and no more."""
         self.nodes[block_id].num_hits += 1
 
-    def remove(self, block_id: int) -> dict[int, PrefixNode]:
+    def remove(self, block_id: int) -> list[int]:
         """Drop a block and everything below it; the block above keeps their hits.
 
         Returns:
-            What was dropped, by block id, `block_id` first.
+            The dropped block ids, `block_id` first.
         """
         parent = self.nodes.get(self.nodes[block_id].parent_id)
         del (self.first_blocks if parent is None else parent.children)[block_id]
         dropped, num_hits = [block_id], 0
-        nodes: dict[int, PrefixNode] = {}
         for dropped_id in dropped:
-            node = nodes[dropped_id] = self.nodes.pop(dropped_id)
+            node = self.nodes.pop(dropped_id)
             del self._by_digest[node.key.digest]
             num_hits += node.num_hits
             dropped.extend(node.children)
         if parent is not None:
             parent.num_hits += num_hits
-        return nodes
+        return dropped
 
     def check_invariants(self) -> None:
         """Assert that index and nodes agree one to one, and that parents and children agree."""

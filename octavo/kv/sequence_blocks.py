@@ -62,12 +62,17 @@ class WindowBlocks:
         """The blocks that were not given back."""
         return self.block_ids[self.num_gone :]
 
-    def first_seen(self, num_tokens: int, block_size: int) -> int:
-        """Return the first block that is needed behind `num_tokens` tokens.
+    def first_seen(self, position: int, block_size: int) -> int:
+        """Return the first block that the token at a position sees."""
+        return 0 if self.window is None else max(0, position + 1 - self.window) // block_size
 
-        The last of them counts as one that may be computed again, as a fork does.
+    def first_kept(self, num_tokens: int, block_size: int) -> int:
+        """Return the first block that stays behind `num_tokens` tokens.
+
+        The last of them may be computed again, as a fork does, and all behind the last full block, as a
+        sequence does that goes on from there.
         """
-        return 0 if self.window is None else max(0, num_tokens - self.window) // block_size
+        return self.first_seen(num_tokens // block_size * block_size - 1, block_size)
 
 
 @dataclass(slots=True, eq=False)
@@ -93,8 +98,8 @@ class SequenceBlocks:
             when what was published is computed.
         block_keys: keys of the leading full blocks that are hashed so far.
         windows: its blocks in the groups of layers behind the first.
-        branches: numbers of leading blocks that others may continue: those that were known when it began,
-            and those of its tokens then.
+        branches: numbers of leading blocks that others may continue: those that it was matched with, those
+            of them that layers with all keys had, and those of its tokens then.
     """
 
     block_size: int
@@ -126,9 +131,8 @@ class SequenceBlocks:
 
     def sees_window(self, num_tokens: int) -> bool:
         """Return whether it has all that the token behind the first `num_tokens` sees."""
-        return all(
-            window.num_gone <= window.first_seen(num_tokens, self.block_size) for window in self.windows
-        )
+        size = self.block_size
+        return all(window.num_gone <= window.first_seen(num_tokens, size) for window in self.windows)
 
     def grows_in_its_last_block(self, num_tokens: int) -> bool:
         """Return whether `num_tokens`, at least those filled now, fit the blocks without filling another."""
@@ -201,12 +205,12 @@ class SequenceBlocks:
                 f"expected an empty sequence, got one with {len(self.block_ids)} blocks; free it first"
             )
 
-    def require_capacity(self, num_tokens: int) -> None:
-        """Raise InvalidArgumentError if `num_tokens` is negative or exceeds the capacity."""
-        if not 0 <= num_tokens <= self.capacity:
+    def require_reach(self, num_tokens: int) -> None:
+        """Raise InvalidArgumentError if `num_tokens` is negative or exceeds the reach."""
+        if not 0 <= num_tokens <= self.reach:
             raise InvalidArgumentError(
-                f"expected 0 .. {self.capacity} tokens (the capacity of the sequence's "
-                f"{len(self.block_ids)} blocks), got {num_tokens}; allocate first"
+                f"expected 0 .. {self.reach} tokens (the capacity of the sequence's "
+                f"{self.reach // self.block_size} blocks), got {num_tokens}; allocate first"
             )
 
     def clear(self) -> None:

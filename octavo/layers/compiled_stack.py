@@ -50,11 +50,12 @@ class StackStep(ctypes.Structure):
 
 
 class LayerStack:
-    """The layers of a decoder."""
+    """The layers of a decoder; windows: of each layer of the cache, None where a token sees all keys."""
 
     def __init__(self, layers: Sequence[StackLayer], alive: object) -> None:
         """Keep layers, and what they point to."""
         self._alive = alive
+        self.windows = {(layer.cache_layer, layer.window or None) for layer in layers}
         self._layers = (StackLayer * len(layers))(*layers)
         self._run = layers_library().octavo_run_layers
 

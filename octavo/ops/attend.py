@@ -15,7 +15,7 @@ from octavo.attention import (
     uniform_attention_with_lse,
 )
 from octavo.attention.cache import FLOAT8
-from octavo.attention.checks import check_right, check_shared, check_work
+from octavo.attention.checks import check_mask, check_shared, check_work
 from octavo.attention.implementations import choose_for_call
 from octavo.attention.merge import add_sinks
 from octavo.attention.score_options import ScoreOptions
@@ -79,7 +79,7 @@ def check_plan_fits(call: Call) -> None:
             return
     call = call._replace(keys=keys._replace(seq_lens=keys.seq_lens.clamp(min=0)))
     _metadata(call, _ragged(call.queries, call.keys.seq_lens))
-    check_right(plan, call.scores.right)
+    check_mask(plan, options.right, options.window)
     if plan.sharing.num_nodes > 0:
         check_shared(layer, options)
 

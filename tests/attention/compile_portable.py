@@ -22,10 +22,19 @@ from octavo.attention.tilings.portable import (
     ONE_BLOCK,
     decode_shape,
     fused_shape,
+    node_shape,
     padded_head_dim,
     prefill_shape,
 )
-from octavo.attention.triton import paged_decode, paged_prefill, step_map, store, uniform_map
+from octavo.attention.triton import (
+    nodes,
+    paged_decode,
+    paged_prefill,
+    step_map,
+    store,
+    uniform_map,
+    window_nodes,
+)
 from octavo.attention.triton.kernel_call import Queries, Score, Shape
 
 GROUP, KV_HEADS = 4, 8
@@ -60,22 +69,46 @@ def compile_by_name(kernel, arguments, tile=None):
     return compile_kernel(kernel, values, ASTSource, **options)
 
 
-def compile_attention(score=PLAIN, *, cache=CACHE, parts=1, **shape):
+def compile_attention(score=PLAIN, *, cache=CACHE, parts=1, group=GROUP, **shape):
     """The decode kernel and the prefill kernel."""
+    shape["group"] = group
     dtype = torch.float8_e4m3fn if cache is PAIRS else torch.bfloat16
     dim = padded_head_dim(max(shape.get("dims", (128, 128))))
-    thin = decode_shape(GROUP, dim, dtype)
-    fat = prefill_shape(GROUP, dim, torch.float16 if cache is PAIRS else dtype)
+    thin = decode_shape(group, dim, dtype)
+    fat = prefill_shape(group, dim, torch.float16 if cache is PAIRS else dtype)
     partials = {"units": "*i32", "partial_out": "*fp32", "partial_lse": "*fp32", "num_rows": "i32"}
     common = {"queries": QUERIES, "cache": cache, "score": score, **partials}
     runs = {"schedule": "*i32", "arrivals": "*i32", "cu_seqlens_q": "*i32", "num_sequences": "i32"}
-    thin_arguments = {**common, **runs, "shape": shape_of(thin, **shape), "MERGED_ROWS": 4, "OVERLAP": True}
-    thin_arguments.update(EARLY=False, KEYS_ARE_OLD=True)
+    overlap = compile_hopper.CAPABILITY >= 90
+    thin_arguments = {**common, **runs, "shape": shape_of(thin, **shape), "MERGED_ROWS": group}
+    thin_arguments.update(OVERLAP=overlap, EARLY=False, KEYS_ARE_OLD=overlap)
     fat_arguments = {**common, "shape": shape_of(fat, **shape), "NUM_PARTS": parts}
     return {
         "decode": compile_by_name(paged_decode._attend_decode_kernel, thin_arguments, thin),
         "prefill": compile_by_name(paged_prefill._attend_prefill_kernel, fat_arguments, fat),
     }
+
+
+def compile_nodes(score=PLAIN, *, cache=CACHE, thin=False, **shape):
+    """Shared nodes."""
+    dtype = torch.float8_e4m3fn if cache is PAIRS else torch.bfloat16
+    dim = padded_head_dim(shape.get("dims", (128, 128))[0])
+    tile = (
+        decode_shape(GROUP, dim, dtype)
+        if thin
+        else node_shape(GROUP, dim, torch.float16 if cache is PAIRS else dtype)
+    )
+    results = QUERIES._replace(out="*fp32")
+    tensors = dict.fromkeys(("units", "count", "tokens", "partial_ids"), "*i32")
+    arguments = {"queries": results, "cache": cache, "score": score, **tensors, "num_rows": "i32"}
+    arguments.update(shape=shape_of(tile, block_size=64, **shape), OVERLAPS=True)
+    return compile_by_name(nodes._attend_nodes_kernel, arguments, tile)
+
+
+def compile_seen(window):
+    tensors = dict.fromkeys(("units", "count", "tokens", "positions"), "*i32")
+    arguments = {**tensors, "num_rows": "i32", "window": window, "TOKENS": 32}
+    return compile_by_name(window_nodes.see_nodes_kernel, arguments)
 
 
 def compile_list(integers):
@@ -117,16 +150,18 @@ def compile_store():
     return compile_by_name(store._store_kernel, {**tensors, **sizes})
 
 
-def compile_alone(score=PLAIN, *, cache=CACHE, sinks=None, sequences=1, **shape):
+def compile_alone(
+    score=PLAIN, *, cache=CACHE, sinks=None, sequences=1, value_eps=None, keys_are_values=False, **shape
+):
     """The kernel for a step's only token, or for a few."""
     dtype = torch.float8_e4m3fn if cache is PAIRS else torch.bfloat16
-    tile = fused_shape(GROUP, padded_head_dim(shape.get("dims", (128, 128))[0]), dtype)
+    tile = fused_shape(shape.get("group", GROUP), padded_head_dim(shape.get("dims", (128, 128))[0]), dtype)
     numbers = {
         "queries": QUERIES,
         "cache": cache,
         "score": score,
         "step": fused_decode.Step("*i32", "*i32", "*i64"),
-        "rotation": Rotation("*fp32", "*fp32", "i32", "*fp32", "fp32"),
+        "rotation": Rotation("*fp32", "*fp32", "i32", "*fp32", "fp32", value_eps),
         "pieces": fused_decode.Pieces("*i32", "*fp32", "*fp32"),
         "sinks": sinks,
         "block_size": VARYING,
@@ -137,7 +172,8 @@ def compile_alone(score=PLAIN, *, cache=CACHE, sinks=None, sequences=1, **shape)
         "SEQUENCES": sequences,
         "MERGED_ROWS": 4,
         "NORM": sinks is None,
-        "OVERLAP": True,
+        "KEYS_ARE_VALUES": keys_are_values,
+        "OVERLAP": compile_hopper.CAPABILITY >= 90,
     }
     return compile_by_name(
         fused_decode._attend_fused_kernel, {**numbers, **constants, "shape": shape_of(tile, **shape)}, tile
@@ -158,6 +194,13 @@ def figures() -> dict[str, dict[str, int]]:
         "scales": compile_attention(scaled, cache=PAIRS, dims=(128, 64), scaled=True, packed=True),
     }
     found = {f"{name}, {kind}": used for kind, pair in kinds.items() for name, used in pair.items()}
+    for dim in (64, 256):
+        found[f"nodes, window, {dim}"] = compile_nodes(windowed, windowed=True, dims=(dim, dim))
+    capped = windowed._replace(softcap="fp32", k_scale="*fp32", v_scale="*fp32")
+    flags = {"windowed": True, "capped": True, "scaled": True, "packed": True, "thin": True}
+    found["thin nodes, all options"] = compile_nodes(capped, cache=PAIRS, **flags)
+    for window in ("i32", "i64"):
+        found[f"seen nodes, {window}"] = compile_seen(window)
     found["store"] = compile_store()
     found["alone"] = compile_alone()
     found["alone, several"] = compile_alone(sequences=16)

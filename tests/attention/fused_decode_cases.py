@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 import torch
 import triton_cases  # noqa: F401  (chooses where kernels run, before they are made)
 from torch import Tensor
+from torch.nn.functional import rms_norm
 
 from octavo.attention import AttentionMetadata, KVCache
 from octavo.attention.cache import FLOAT8, as_bytes
@@ -34,6 +35,8 @@ class AloneCase:
     cache_dtype: torch.dtype | None = None
     device: str = "cpu"
     is_scaled: bool = False
+    value_norm: float | None = None
+    keys_are_values: bool = False
     cache: KVCache = field(init=False)
 
     def __post_init__(self) -> None:
@@ -41,6 +44,7 @@ class AloneCase:
         (num_heads, num_kv_heads), generator = self.heads, torch.Generator().manual_seed(sum(lengths))
         counts = [-(-length // self.block_size) for length in lengths]
         num_blocks, num_sequences = sum(counts), len(lengths)
+        num_all = num_heads + num_kv_heads * (2 - self.keys_are_values)
         used = torch.randperm(num_blocks + 3, generator=generator)[:num_blocks].to(torch.int32)
         # Entries past a sequence's last block are no blocks.
         table = torch.full((num_sequences, max(counts)), 2**30, dtype=torch.int32)
@@ -56,6 +60,11 @@ class AloneCase:
             slots.append(int(own[-1]) * self.block_size + position % self.block_size if is_stored else -1)
             if length:
                 unused[int(own[-1]), position % self.block_size + (not self.is_stored) :] = True
+            # What a window has passed is gone, and the table names other blocks for it.
+            gone, offset = divmod(max(0, length - (self.window or length)), self.block_size)
+            unused[own[:gone].long()] = True
+            unused[own[gone : gone + 1].long(), :offset] = True
+            table[row, :gone] = int(used[0])
 
         def numbers(*values: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=self.device)
@@ -87,7 +96,7 @@ class AloneCase:
             self.cache.scales.copy_(random(*self.cache.scales.shape).abs() / 50 + 0.01)
         self.old = random(*self.cache.data.shape).to(self.cache.data.dtype)
         self.layer = self.cache.layer(0)
-        self.qkv = random(num_sequences, (num_heads + 2 * num_kv_heads) * self.head_dim).to(self.dtype)
+        self.qkv = random(num_sequences, num_all * self.head_dim).to(self.dtype)
         self.angles = random(num_sequences, self.head_dim // 2)
         norm = HeadRMSNorm(random(num_heads + num_kv_heads, self.head_dim).abs() + 0.5, 1e-6)
         self.options = LayerOptions(
@@ -95,6 +104,8 @@ class AloneCase:
             norm if self.has_norm else None,
             random(num_heads) if self.has_sinks else None,
             has_gemvs=True,
+            value_norm=self.value_norm,
+            keys_are_values=self.keys_are_values,
         )
         self.cache.data.copy_(self.old)
         for x in (self.layer.k, self.layer.v):
@@ -113,13 +124,31 @@ class AloneCase:
         case = self if dtype is None else self._cast(dtype)
         step = OperatorStep(case.cache, case.metadata, case.heads[0], "reference")
         rotations = torch.polar(torch.ones_like(self.angles), self.angles)[:, None]
-        return case._run(step, rotations, self.options)
+        options = replace(self.options, value_norm=None, keys_are_values=False)
+        return case._run(step, rotations, options, case._with_values())
+
+    def _with_values(self) -> Tensor:
+        """The projection as if it had made the values that are stored."""
+        heads = self.qkv.unflatten(1, (-1, self.head_dim))
+        num_kv_heads = self.heads[1]
+        others, values = heads, heads[:, -num_kv_heads:]
+        if self.keys_are_values:
+            values = torch.cat((values[..., ::2], values[..., 1::2]), -1)
+        else:
+            others = heads[:, :-num_kv_heads]
+        if self.value_norm is not None:
+            values = rms_norm(values, (self.head_dim,), eps=self.value_norm)
+        return torch.cat((others, values), 1).flatten(1)
 
     def _run(
-        self, step: OperatorStep | TritonStep, rotations: Tensor, options: LayerOptions
+        self,
+        step: OperatorStep | TritonStep,
+        rotations: Tensor,
+        options: LayerOptions,
+        qkv: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         self.cache.data.copy_(self.old)
-        out = step.attend(self.qkv.clone(), rotations, options)
+        out = step.attend(self.qkv.clone() if qkv is None else qkv, rotations, options)
         return out, self.cache.data.clone()
 
     def _cast(self, dtype: torch.dtype) -> "AloneCase":

@@ -10,6 +10,7 @@ from fused_decode_cases import AloneCase
 from octavo.attention.cache import FLOAT8
 from octavo.attention.step import fused_decode
 from octavo.kernels.launch import launch
+from octavo.layers.norm import HeadRMSNorm
 from octavo.layers.steps.gpu_step import TritonStep
 
 pytestmark = pytest.mark.skipif(triton_cases.HAS_GPU, reason="test_fused_decode_gpu.py runs it on the GPU")
@@ -30,7 +31,7 @@ def num_splits(request, monkeypatch):
         return work
 
     monkeypatch.setattr(fused_decode.FusedWork, "allocate", allocate_splits)
-    monkeypatch.setattr("octavo.layers.steps.gpu_step.most_sequences", lambda *_: request.param)
+    monkeypatch.setattr("octavo.attention.step.fused_decode.most_sequences", lambda *_: request.param)
     return request.param
 
 
@@ -60,11 +61,57 @@ def test_lengths(length, block_size):
 
 @pytest.mark.parametrize(
     ("heads", "head_dim"),
-    [((1, 1), 2), ((9, 3), 24), ((7, 1), 64), ((20, 1), 32), ((16, 8), 80), ((2, 2), 128)],
+    [((1, 1), 2), ((9, 3), 24), ((7, 1), 64), ((20, 1), 32), ((16, 8), 80), ((2, 2), 128), ((4, 1), 512)],
 )
 @pytest.mark.parametrize("has_norm", [False, True])
 def test_heads(heads, head_dim, has_norm):
     check(AloneCase(150, heads=heads, head_dim=head_dim, has_norm=has_norm))
+
+
+@pytest.mark.parametrize(
+    "values", [{"value_norm": 1e-6}, {"keys_are_values": True}, {"value_norm": 1e-6, "keys_are_values": True}]
+)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"heads": (7, 1), "head_dim": 80},
+        {"cache_dtype": FLOAT8},
+        {"has_norm": False, "length": (70, 130)},
+    ],
+)
+def test_values_that_are_normed_or_are_keys(values, shape, num_splits, kernels):
+    """Whether one kernel attends them or several do."""
+    case = AloneCase(**({"length": 130} | shape | values))
+    if "cache_dtype" in shape:
+        (out, data), (expected, stored) = case.by_kernel(), case.by_kernel(alone=False)
+        assert torch.equal(data.view(torch.uint8), stored.view(torch.uint8))
+        assert (out - expected).abs().max() < 2**-9 * expected.abs().max()
+        assert (out - case.by_operators()[0]).abs().max() < 0.05
+    else:
+        check(case)
+    assert len(kernels) == (len(case.qkv) <= num_splits)
+
+
+@pytest.mark.parametrize("has_gemvs", [False, True])
+def test_a_layer_reads_the_cache_of_another_one_and_leaves_it_as_it_is(has_gemvs, kernels):
+    """Its projection has query heads only; what they see was stored in the same step."""
+    case = AloneCase((130, 70), heads=(4, 1), head_dim=32)
+    expected, stored = case.by_operators()
+    options = replace(case.options, shares_cache=True, has_gemvs=has_gemvs)
+    weight = case.options.qk_norm.weight[:4].contiguous()
+    options = replace(options, qk_norm=HeadRMSNorm(weight, case.options.qk_norm.eps))
+    step = TritonStep(case.cache, case.metadata, num_heads=4)
+    rotations = torch.stack((case.angles.cos(), case.angles.sin()))
+    out = step.attend(case.qkv[:, : 4 * 32].contiguous(), rotations, options)
+    assert (out - expected).abs().max() < 2e-6
+    assert torch.equal(case.cache.data.nan_to_num(9.0), stored.nan_to_num(9.0))
+    assert kernels == []
+
+
+def test_heads_that_do_not_fit_in_registers_have_other_kernels(kernels):
+    check(AloneCase(70, heads=(32, 1), head_dim=512))
+    assert kernels == []
 
 
 @pytest.mark.parametrize("window", [1, 5, 64, 100, 200, 1000])

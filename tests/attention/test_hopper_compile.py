@@ -14,6 +14,8 @@ from octavo.attention.tilings.hopper import (
     NODE_SHAPE,
     PROMPT_SHAPE,
     SHORT_SHAPE,
+    WIDE_DECODE_SHAPE,
+    WIDE_SHAPE,
 )
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
@@ -53,11 +55,24 @@ def figures(compiled):
         ("decode, short blocks", DECODE_SHAPE),
         ("decode from a first key", DECODE_SHAPE),
         ("prompts from a first key", PROMPT_SHAPE),
+        ("decode, window", DECODE_SHAPE),
+        ("leaves, window", LEAF_SHAPE),
+        ("few leaves, window", FEW_LEAVES_SHAPE),
+        ("nodes, window", NODE_SHAPE),
+        ("nodes beside, window", BESIDE_SHAPE),
+        ("prompts, window", PROMPT_SHAPE),
+        ("decode, wide", WIDE_DECODE_SHAPE),
+        ("decode, wide, short blocks", WIDE_DECODE_SHAPE),
+        ("prompts, wide", WIDE_SHAPE),
+        ("prompts, wide, window", WIDE_SHAPE),
+        ("nodes, wide, short blocks", WIDE_SHAPE),
     ],
 )
 def test_a_kernel_keeps_its_registers_and_as_many_programs_fit_as_are_meant_to(figures, kernel, tile):
     used = figures[kernel]
-    assert used["stack"] == 0, "registers are spilled to memory"
+    # Two numbers of an item wait there while its tiles are attended.
+    most = 8 if tile == WIDE_SHAPE else 0
+    assert used["stack"] <= most, "registers are spilled to memory"
     assert used["registers"] <= tile.max_registers
     programs = tile.programs_per_multiprocessor
     assert programs * (used["shared"] + RESERVED_BYTES) <= SHARED_BYTES
@@ -67,10 +82,11 @@ def test_a_kernel_keeps_its_registers_and_as_many_programs_fit_as_are_meant_to(f
         assert warps * warp_registers(used) <= QUARTER_REGISTERS
 
 
+@pytest.mark.parametrize("kind", ["", ", window"])
 @pytest.mark.parametrize(("leaves", "tile"), [("leaves", LEAF_SHAPE), ("few leaves", FEW_LEAVES_SHAPE)])
-def test_leaves_find_room_beside_one_program_of_nodes(figures, leaves, tile):
+def test_leaves_find_room_beside_one_program_of_nodes(figures, leaves, tile, kind):
     """And a second program of nodes does not, since it would keep them out."""
-    nodes, leaf = figures["nodes beside"], figures[leaves]
+    nodes, leaf = figures[f"nodes beside{kind}"], figures[f"{leaves}{kind}"]
     programs = tile.programs_per_multiprocessor
     # A warpgroup, and the warp that fetches, rounded up to one: two warps in each quarter.
     node_registers = 2 * warp_registers(nodes)
@@ -86,9 +102,12 @@ def warp_registers(used):
 
 def test_portable_variants_compile(compiled):
     """Triton's interpreter, by which they are tested, knows no types; spilled registers would be slow."""
-    assert len(compiled["portable"]) == 33
+    assert len(compiled["portable"]) == 38
     for name, used in compiled["portable"].items():
         # Three loops of 128 rows a program, two programs an SM: what they keep between loops may spill.
         # Keys of one number beside values of 256: no model has them.
         most = 256 if name.startswith("prefill") else 16 if "wide values" in name else 0
+        if name == "nodes, window, 256":
+            # Its tile fills all registers; without a window 32 bytes spill, too.
+            most = 64
         assert used["stack"] <= most, name

@@ -12,7 +12,7 @@ from triton_cases import HAS_GPU, make_case, poisoned_memory, tl, to_device, tri
 from octavo.attention import KVCache, gpu_paged
 from octavo.attention.hopper import tma_decode as hopper_decode
 from octavo.attention.score_options import ScoreOptions
-from octavo.attention.tilings.hopper import FEW_LEAVES_SHAPE, LEAF_SHAPE
+from octavo.attention.tilings.hopper import FEW_LEAVES_SHAPE, LEAF_SHAPE, WIDE_DECODE_SHAPE
 from octavo.attention.triton.kernel_call import make_call
 from octavo.kernels.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.layer_options import LayerOptions
@@ -36,9 +36,10 @@ def attend_twice(case, window):
     """Results of two layers by one map, whose cut pieces are then all counted back; and the map."""
     moved = to_device(case)
     # As a part of a fused projection is.
-    fused = torch.full((*case.q.shape[:2], 3 * 128), torch.nan, dtype=case.q.dtype, device=moved.q.device)
-    q = fused[..., 128:256].copy_(moved.q)
-    layer = (q, moved.cache, moved.metadata, ScoreOptions(128**-0.5, window))
+    *sizes, dim = case.q.shape
+    fused = torch.full((*sizes, 3 * dim), torch.nan, dtype=case.q.dtype, device=moved.q.device)
+    q = fused[..., dim : 2 * dim].copy_(moved.q)
+    layer = (q, moved.cache, moved.metadata, ScoreOptions(dim**-0.5, window))
     with poisoned_memory():
         step_map = gpu_paged.make_step_map(q, moved.cache, moved.metadata, window)
         results = [gpu_paged.attend_with_map(*layer, step_map) for _ in range(2)]
@@ -75,26 +76,31 @@ def check(case, window=None):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("block_size", [16, 48, 64, 128, 320])
 @pytest.mark.parametrize("seq_lens", [LONG, SHORT, PADDED], ids=["long", "short", "padded"])
-def test_decode(seq_lens, block_size, dtype):
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_decode(head_dim, seq_lens, block_size, dtype):
     """Heads cut into pieces for many programs; many sequences for one; dead rows between live ones."""
-    check(decode_case(seq_lens, block_size=block_size, dtype=dtype))
+    check(decode_case(seq_lens, head_dim=head_dim, block_size=block_size, dtype=dtype))
 
 
 @pytest.mark.parametrize(("group", "kv_heads"), [(1, 8), (2, 8), (3, 1), (4, 2), (8, 1), (16, 2)])
-def test_heads(group, kv_heads):
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_heads(head_dim, group, kv_heads):
     """Pieces are merged by their rows that can exist: as many as the group has heads."""
-    check(decode_case([2100, 0, 64, 65, 33, 700], group=group, kv_heads=kv_heads))
+    check(decode_case([2100, 0, 64, 65, 33, 700], group=group, kv_heads=kv_heads, head_dim=head_dim))
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, 4])
-def test_several_tokens_of_a_sequence(group):
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_several_tokens_of_a_sequence(head_dim, group):
     """The last tokens of a sequence see different keys, some of them a tile more than others."""
-    check(decode_case([4, 2000, 65, 34, 3, 1, 129], [4, 4, 3, 4, 2, 1, 2], group=group))
+    lens = [4, 2000, 65, 34, 3, 1, 129]
+    check(decode_case(lens, [4, 4, 3, 4, 2, 1, 2], group=group, head_dim=head_dim))
 
 
-def test_prompts_beside():
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_prompts_beside(head_dim):
     """Sequences of another kernel: their rows are left alone, and they have no work here."""
-    check(decode_case([200, 1300, 90, 0, 400, 64], [200, 1, 3, 1, 130, 1]))
+    check(decode_case([200, 1300, 90, 0, 400, 64], [200, 1, 3, 1, 130, 1], head_dim=head_dim))
 
 
 def test_nothing_is_read_for_units_that_do_not_exist(monkeypatch):
@@ -112,8 +118,10 @@ def test_nothing_is_read_for_units_that_do_not_exist(monkeypatch):
 
 @pytest.mark.parametrize("query_lens", [[1] * 6, [4, 1, 2, 1, 3, 1]])
 @pytest.mark.parametrize("window", [1, 16, 100, 3000])
-def test_windows(window, query_lens):
-    check(decode_case([500, 2500, 64, 1, 0, 33][::-1], query_lens[::-1], group=2), window)
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_windows(head_dim, window, query_lens):
+    lens = [500, 2500, 64, 1, 0, 33][::-1]
+    check(decode_case(lens, query_lens[::-1], group=2, head_dim=head_dim), window)
 
 
 @pytest.mark.parametrize("num_more", [1, 40])
@@ -146,14 +154,15 @@ def check_leaves(case, planned=None):
     assert plan.num_units > 0
     step_map = check(replace(case, metadata=replace(case.metadata, work=forest)))
     if torch.cuda.get_device_capability()[0] == 9:
-        many = case.q.shape[0] >= 128
-        assert step_map.decode.shape == (LEAF_SHAPE if many else FEW_LEAVES_SHAPE)
+        leaf_shape = LEAF_SHAPE if case.q.shape[0] >= 128 else FEW_LEAVES_SHAPE
+        assert step_map.decode.shape == (leaf_shape if case.q.shape[2] == 128 else WIDE_DECODE_SHAPE)
     return plan
 
 
 @pytest.mark.parametrize("num_sequences", [3, 40, 160, 500])
-def test_leaves(num_sequences):
-    check_leaves(shared_case([1] * num_sequences))
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_leaves(head_dim, num_sequences):
+    check_leaves(shared_case([1] * num_sequences, head_dim=head_dim))
 
 
 @pytest.mark.parametrize("own_tokens", [1, 64, 700])
@@ -235,7 +244,7 @@ class Chain:
 
 
 @pytest.mark.parametrize("block_size", [16, 64, 320])
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("windows", [(None,), (None, 100)], ids=["all keys", "windows"])
 @pytest.mark.parametrize(
     "seq_lens", [[700, 1, 0, 32, 33, 64, 65, 0, 31, 1500], [1 + 29 * i % 400 for i in range(200)]], ids=len

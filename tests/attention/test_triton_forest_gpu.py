@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an 
 SCALE = 128**-0.5
 
 
-def make_forest(case):
+def make_forest(case, window=None):
     metadata = case.metadata
     forest = DeviceForest(
         max_num_seqs=metadata.seq_lens.shape[0],
@@ -29,6 +29,7 @@ def make_forest(case):
         dtype=case.q.dtype,
         device=DEVICE,
         max_partials=8192,
+        window=window,
     )
     return forest
 

@@ -58,7 +58,7 @@ def test_decode(dtype, block_size):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("block_size", [16, 48, 64, 192, 256])
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_mixed_batch(dtype, block_size, head_dim):
     """Enough sequences that no unit is split: the Hopper kernel takes blocks that 16 divides."""
     seq_lens = [200, 130, 90, 400, 33, 0, 70, 128] + [40] * 24
@@ -97,12 +97,13 @@ def test_queries_between_other_numbers(columns):
 
 @pytest.mark.parametrize("window", [1, 100, 128])
 @pytest.mark.parametrize("block_size", [16, 64, 128])
-def test_windows(window, block_size):
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_windows(head_dim, window, block_size):
     case = make_case(
         [500, 1, 300, 150] + [40] * 24,
         [200, 1, 3, 150] + [36] * 24,
         heads=8,
-        head_dim=64,
+        head_dim=head_dim,
         block_size=block_size,
         dtype=torch.bfloat16,
     )

@@ -24,7 +24,7 @@ def test_prefills_and_extends_lengths_at_block_edges(block_size):
     check(lens, [20, 2 * block_size, 1, 64, 40], block_size=block_size, heads=8, kv_heads=2)
 
 
-@pytest.mark.parametrize("head_dim", [8, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [8, 64, 80, 96, 128, 256, 512])
 def test_any_head_dim(head_dim):
     """The trap of power-of-two-only rows."""
     check([70, 33, 17], [1, 20, 17], head_dim=head_dim)
@@ -33,6 +33,12 @@ def test_any_head_dim(head_dim):
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (9, 3), (12, 2), (20, 1)])
 def test_any_number_of_heads_per_kv_head(heads, kv_heads):
     check([70, 33, 40], [1, 9, 40], heads=heads, kv_heads=kv_heads)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 1), (32, 1), (8, 4)])
+@pytest.mark.parametrize(("head_dim", "window"), [(512, None), (256, 20)])
+def test_wide_heads(heads, kv_heads, head_dim, window):
+    check([90, 33, 40], [1, 9, 40], heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=window)
 
 
 @pytest.mark.parametrize("window", [1, 7, 64, 200])

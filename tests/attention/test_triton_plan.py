@@ -8,6 +8,7 @@ from triton_cases import DEVICE, make_case, poisoned_memory, tl, to_device, trit
 
 from octavo.attention.score_options import ScoreOptions
 from octavo.attention.tilings import hopper as hopper_shapes
+from octavo.attention.tilings import portable as portable_shapes
 from octavo.attention.tilings import step_tiles
 from octavo.attention.tilings.hopper import (
     DECODE_SHAPE,
@@ -16,8 +17,16 @@ from octavo.attention.tilings.hopper import (
     NODE_SHAPE,
     PROMPT_SHAPE,
     SHORT_SHAPE,
+    WIDE_DECODE_SHAPE,
+    WIDE_SHAPE,
 )
-from octavo.attention.tilings.portable import TileShape, decode_shape, prefill_shape
+from octavo.attention.tilings.portable import (
+    TileShape,
+    decode_shape,
+    fused_shape,
+    node_shape,
+    prefill_shape,
+)
 from octavo.attention.tilings.step_tiles import decode_tile, prompt_tile
 from octavo.attention.triton.paged_decode import partial_id
 from octavo.attention.triton.step_map import make_step_map
@@ -96,6 +105,44 @@ def test_few_fat_units_share_their_keys_among_programs():
     assert step_map([400], [9], prefill=TileShape(64, 16, 4, 2, 4)).prefill.num_parts == 1
 
 
+HOPPER_BYTES, RTX_BYTES = 227 * 1024, 99 * 1024
+
+
+@pytest.fixture(autouse=True)
+def shared_memory(monkeypatch):
+    """A GPU that is not there has as much as a Hopper GPU; set_shared changes it."""
+
+    def set_shared(num_bytes):
+        monkeypatch.setattr(portable_shapes, "shared_bytes", lambda device: num_bytes)
+        for tiling in (decode_shape, prefill_shape, node_shape):
+            monkeypatch.setattr(portable_shapes, tiling.__name__, tiling.__wrapped__)
+
+    set_shared(HOPPER_BYTES)
+    return set_shared
+
+
+@pytest.mark.parametrize("most", [HOPPER_BYTES, RTX_BYTES])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("padded_dim", [64, 128, 256, 512])
+@pytest.mark.parametrize("group", [1, 4, 8, 16, 32])
+def test_programs_fit_the_shared_memory_of_any_gpu(shared_memory, most, dtype, padded_dim, group):
+    """Queries and all stages but one of keys and values; the compiler is asked in test_wide_heads.py."""
+    shared_memory(most)
+    device, product = torch.device("cuda"), torch.float16 if dtype.itemsize == 1 else dtype
+    tilings = (
+        (portable_shapes.decode_shape(group, padded_dim, dtype, device=device), dtype),
+        (portable_shapes.decode_shape(group, padded_dim, dtype, is_alone=True, device=device), dtype),
+        (fused_shape(group, padded_dim, dtype, device), dtype),
+        (portable_shapes.prefill_shape(group, padded_dim, product, device), product),
+        (portable_shapes.node_shape(group, padded_dim, product, device), product),
+    )
+    for tile, kept in tilings:
+        buffers = 2 * (tile.num_stages - 1) * tile.keys * padded_dim * kept.itemsize
+        assert buffers + 2 * tile.rows * padded_dim <= most
+        assert tile.programs_per_multiprocessor >= 1
+        assert tile.rows >= group
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("padded_dim", [16, 64, 128, 256])
 @pytest.mark.parametrize("group", [1, 5, 71, 200])
@@ -136,6 +183,8 @@ def chosen_shape(monkeypatch, generation, **changes):
         ({"num_sequences": 127, "shares": True}, FEW_LEAVES_SHAPE),
         ({"num_sequences": 128, "shares": True}, LEAF_SHAPE),
         ({"num_sequences": 512}, DECODE_SHAPE),
+        ({"head_dim": 256}, WIDE_DECODE_SHAPE),
+        ({"head_dim": 256, "num_sequences": 200, "shares": True}, WIDE_DECODE_SHAPE),
     ],
 )
 def test_hopper_gpus_decode_by_their_own_tiles(monkeypatch, changes, expected):
@@ -150,7 +199,7 @@ def test_hopper_gpus_decode_by_their_own_tiles(monkeypatch, changes, expected):
         {"dtype": torch.float8_e4m3fn},
         {"head_dim": 64},
         {"head_dim": 80},
-        {"head_dim": 256},
+        {"head_dim": 512},
         {"block_size": 1},
         {"block_size": 8},
         {"block_size": 40},
@@ -163,7 +212,7 @@ def test_what_the_copy_engine_cannot_take_is_decoded_by_portable_tiles(monkeypat
     padded_dim = {80: 128}.get(case["head_dim"], case["head_dim"])
     portable = decode_shape(case["group"], padded_dim, case["dtype"], is_alone=case["num_sequences"] == 1)
     assert chosen_shape(monkeypatch, 9, **case) == portable
-    assert portable not in (DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE)
+    assert portable not in (DECODE_SHAPE, WIDE_DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE)
 
 
 @pytest.mark.parametrize("generation", [0, 8, 10])
@@ -193,6 +242,8 @@ def test_only_much_work_takes_prompts_in_large_tiles(monkeypatch, num_tokens, le
     device = torch.device("cuda")
     assert hopper_shapes.attended_tile(device, units, num_tokens * 16, leaves_begin_at) == expected
     assert (units == portable) == (expected != SHORT_SHAPE)
+    wide = prompt_tile(device, 2, 256, torch.bfloat16, 64, **rows)
+    assert hopper_shapes.attended_tile(device, wide, num_tokens * 16, leaves_begin_at) == WIDE_SHAPE == wide
     assert prompt_tile(torch.device("cuda"), 2, 128, torch.float32, 64, **rows) == portable
     assert prompt_tile(torch.device("cuda"), 128, 128, torch.bfloat16, 64, **rows) == portable
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import torch
-from attention_cases import make_case
+from attention_cases import hide_unseen, make_case
 from triton_cases import DEVICE, assert_close, poisoned_memory, to_device
 
 from octavo.attention import (
@@ -75,3 +75,11 @@ def check(case, **options):
     forest, plan = make_forest(case)
     assert plan.num_units > 0
     assert_close(case, run_shared(case, forest, **options), **options)
+
+
+def check_window(case, window, *, seed=0, must_share=True, **options):
+    """As check, for layers with a window, where what no query sees has become NaN or is another block."""
+    case = hide_unseen(case, window, seed)
+    forest, plan = make_forest(case, window=window)
+    assert plan.num_units > 0 or not must_share
+    assert_close(case, run_shared(case, forest, window=window, **options), window=window, **options)

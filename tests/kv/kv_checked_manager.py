@@ -1,14 +1,17 @@
-"""A manager next to a model of the cells: every sequence must read back exactly its own tokens.
+"""A manager next to a model of the arena: every sequence must read back exactly its own tokens.
 
 A cell holds what keys and values depend on: the salt and all tokens up to its position. Reading a block
 that is right in its own tokens, but not in those before them, is therefore an error too.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 
-from kv_helpers import Model, Prefix, colliding_hash
+from kv_arena import Arena, ids_of, layout_of
+from kv_helpers import Model, colliding_hash
 
-from octavo.kv import BlockTables, KVCacheManager, SequenceBlocks, hash_block, slot_mapping
+from octavo.errors import InvalidArgumentError
+from octavo.kv import BlockTables, KVCacheManager, SequenceBlocks, hash_block, num_blocks_for
 
 MAX_SEQUENCES = 6
 
@@ -21,23 +24,37 @@ class CheckedManager:
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, caching: bool, colliding: bool, max_kept: int = 0
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        caching: bool,
+        colliding: bool,
+        max_kept: int = 0,
+        layers: str = "ordinary",
     ) -> None:
         self.seen: Counter[str] = Counter()
         self.colliding = colliding
+        self.layout = layout_of(layers, block_size)
         self.manager = KVCacheManager(
             num_blocks,
             block_size,
+            layout=self.layout,
             enable_prefix_caching=caching,
             max_kept_blocks=max_kept,
             hash_block=colliding_hash if colliding else hash_block,
         )
         self.size = block_size
         self.models: list[Model] = []
-        self.cells: dict[int, Prefix] = {}
-        self.tables = BlockTables(MAX_SEQUENCES, num_blocks)
+        self.arena = Arena(self.layout, num_blocks)
+        widest = num_blocks * self.per_page
+        self.tables = [BlockTables(MAX_SEQUENCES, widest) for _ in self.layout.groups]
         for _ in range(2):
             self.models.append(Model(self.manager.new_sequence(), b"", [0] * 8, self.free_row()))
+
+    @property
+    def per_page(self) -> int:
+        return self.layout.groups[0].blocks_per_page
 
     # ---- what must hold after every step ----
 
@@ -48,14 +65,24 @@ class CheckedManager:
         for model in self.models:
             self.check_contents(model)
             if self.seen["steps"] % 4 == 0:  # rows may be several operations behind
-                self.tables.update(model.row, model.blocks.block_ids)
-                row = self.tables.rows([model.row], self.tables.length(model.row))
-                assert row[0].tolist() == model.blocks.block_ids
+                self.check_rows(model)
+
+    def check_rows(self, model: Model) -> None:
+        for tables, block_ids in zip(self.tables, ids_of(model.blocks), strict=True):
+            tables.update(model.row, block_ids)
+            row = tables.rows([model.row], tables.length(model.row))[0].tolist()
+            assert len(row) == len(block_ids)
+            # Nobody reads a row where blocks are gone.
+            assert all(found == want for found, want in zip(row, block_ids, strict=True) if want >= 0)
 
     def check_contents(self, model: Model) -> None:
-        slots = slot_mapping(model.blocks.block_ids, 0, model.written, self.size).tolist()
-        for position, slot in enumerate(slots):
-            assert self.cells[slot] == model.prefix(position + 1)
+        """Assert that all layers read what the next token sees, as it was written."""
+        ids = ids_of(model.blocks)
+        for position in range(model.written):
+            prefix = model.prefix(position + 1)
+            for group, kind in enumerate(self.layout.groups):
+                if kind.kind.window is None or position > model.written - kind.kind.window:
+                    self.arena.check(group, ids[group], position, prefix)
         assert model.blocks.num_filled_tokens == model.filled
 
     def finish_all(self) -> None:
@@ -74,22 +101,36 @@ class CheckedManager:
 
     def attach(self, model: Model) -> None:
         max_tokens = len(model.tokens) - 1
+        before = self.manager.stats()
         num_tokens = self.manager.match_prefix(model.blocks, model.tokens, max_tokens)
         assert num_tokens % self.size == 0
         assert num_tokens <= max(0, max_tokens)
         assert self.colliding or num_tokens >= self.num_committed_elsewhere(model, max_tokens)
         self.seen["hit"] += num_tokens > 0
-        model.written = num_tokens
+        self.seen["hit of a window"] += num_tokens > 0 and len(self.layout.groups) > 1
+        num_lost = self.manager.stats().prefix_lost_tokens - before.prefix_lost_tokens
+        assert num_lost == 0 or (num_lost % self.size == 0 and model.blocks.windows)
+        self.seen["window lost"] += num_lost > 0
+        self.seen["hit before a lost window"] += num_lost > 0 and num_tokens > 0
+        model.written, model.seen_from = num_tokens, num_tokens
         self.set_filled(model, num_tokens)
 
     def num_committed_elsewhere(self, model: Model, max_tokens: int) -> int:
-        """Tokens of the longest prefix of full blocks that a live sequence has committed."""
-        caching = self.manager.enable_prefix_caching
+        """Tokens of the longest prefix of full blocks that a live sequence has committed, and still sees."""
+        num_spare = self.manager.num_blocks - self.layout.num_pages(len(model.tokens))
+        if not self.manager.enable_prefix_caching or (
+            self.per_page > 1 and num_spare < num_blocks_for(max_tokens, self.size)
+        ):
+            # In a pool that only just holds the sequence, a hit may be shorter.
+            return 0
         found = [
             num_tokens
             for num_tokens in range(self.size, max_tokens + 1, self.size)
             for other in self.models
-            if caching and num_tokens <= other.filled and other.prefix(num_tokens) == model.prefix(num_tokens)
+            if num_tokens <= other.blocks.num_committed * self.size
+            # Behind the last full block of what was hidden, all is left that the next token sees.
+            if num_tokens >= (other.seen_from + 1) // self.size * self.size
+            if other.prefix(num_tokens) == model.prefix(num_tokens)
         ]
         return max(found, default=0)
 
@@ -104,6 +145,47 @@ class CheckedManager:
         else:
             self.release(model)
 
+    def hide(self, model: Model) -> None:
+        """Give back what the next token does not see."""
+        num_free = self.manager.num_free_blocks
+        self.manager.hide(model.blocks, model.written)
+        self.seen["hidden"] += self.manager.num_free_blocks > num_free
+        # The last token may be computed again.
+        model.seen_from = max(model.seen_from, model.written - 1)
+
+    def widen(self, model: Model, chunk: int, *, any_part: bool) -> int:
+        """Make room for a chunk of a sequence's tokens; returns where it ends, -1 if there is no room."""
+        start, num_tokens = model.written, len(model.tokens)
+        end = min(start + chunk, num_tokens)
+        before, num_free = self.snapshot(), self.manager.num_free_blocks
+        num_first = self.num_new_pages(model.blocks, num_tokens, 0)
+        num_all = self.num_new_pages(model.blocks, num_tokens, end)
+        reach = self.manager.allocate_part(
+            model.blocks, num_tokens, end, start if any_part and start < end else None
+        )
+        assert (reach >= end) == (num_all <= num_free)
+        if reach < 0:
+            assert self.snapshot() == before
+            num_one = self.num_new_pages(model.blocks, num_tokens, (start // self.size + 1) * self.size)
+            assert not any_part or start == end or num_one > num_free or num_first > num_free
+            return -1
+        assert reach == end or (any_part and start < reach < end)
+        self.seen["part"] += reach < end
+        assert num_free - self.manager.num_free_blocks == self.num_taken(before, model)
+        return reach
+
+    def num_new_pages(self, blocks: SequenceBlocks, num_tokens: int, end: int) -> int:
+        num_first = num_blocks_for(num_tokens, self.size) - len(blocks.block_ids)
+        num_others = [num_blocks_for(end, self.size) - len(window.block_ids) for window in blocks.windows]
+        return num_blocks_for(max(0, num_first), self.per_page) + sum(max(0, number) for number in num_others)
+
+    def num_taken(self, before: tuple[object, ...], model: Model) -> int:
+        counts, now = before[0], self.manager.store.pool.ref_counts
+        assert isinstance(counts, list)
+        taken = [page for page, (old, new) in enumerate(zip(counts, now, strict=True)) if old != new]
+        assert set(taken) <= set(self.manager.store.held_pages(model.blocks))
+        return len(taken)
+
     def pick(self, number: int) -> Model:
         return self.models[number % len(self.models)]
 
@@ -112,40 +194,42 @@ class CheckedManager:
 
     def snapshot(self) -> tuple[object, ...]:
         pool = self.manager.store.pool
-        tables = [list(model.blocks.block_ids) for model in self.models]
+        tables = [[list(ids) for ids in ids_of(model.blocks)] for model in self.models]
         return list(pool.ref_counts), pool.free_ids, pool.cached_ids, tables
 
     def allocate(self, blocks: SequenceBlocks, num_tokens: int) -> bool:
-        enough = num_tokens <= blocks.capacity + self.manager.num_free_blocks * self.size
-        before, num_held = self.snapshot(), len(blocks.block_ids)
+        enough = self.num_new_pages(blocks, num_tokens, num_tokens) <= self.manager.num_free_blocks
+        before, held = self.snapshot(), set(self.manager.store.held_pages(blocks))
         pool = self.manager.store.pool
         kept = pool.to_keep.intersection(pool.cached_ids)
         assert self.manager.allocate(blocks, num_tokens) is enough
         assert enough or self.snapshot() == before
-        if not kept.isdisjoint(blocks.block_ids[num_held:]):
+        new = set(self.manager.store.held_pages(blocks)) - held
+        if not kept.isdisjoint(new):
             assert pool.num_cached == pool.num_kept  # nothing else was left
             self.seen["kept evicted"] += 1
-        self.seen["kept passed over"] += bool(kept) and len(blocks.block_ids) > num_held
+        self.seen["kept passed over"] += bool(kept and new)
         self.seen["not now"] += not enough
         return enough
 
     def check_alone(self, model: Model, stop: int) -> None:
         """Nobody else may have the blocks that a sequence is going to write."""
-        others = {b for other in self.models if other is not model for b in other.blocks.block_ids}
         if stop > model.written:
-            assert not others & set(model.blocks.block_ids[model.written // self.size :])
+            first = model.written // self.size
+            for group, ids in enumerate(ids_of(model.blocks)):
+                others = {b for o in self.models if o is not model for b in ids_of(o.blocks)[group]}
+                assert not others & set(ids[first:])
 
     def publish(self, model: Model, stop: int) -> None:
-        ids = list(model.blocks.block_ids)
+        ids = [list(ids) for ids in ids_of(model.blocks)]
         self.manager.publish(model.blocks, model.tokens, stop)
-        assert model.blocks.block_ids == ids
+        assert ids_of(model.blocks) == ids
         self.set_filled(model, model.blocks.num_committed * self.size)
 
-    def write(self, model: Model, stop: int) -> None:
-        """Compute tokens."""
-        slots = slot_mapping(model.blocks.block_ids, model.written, stop, self.size).tolist()
-        for position, slot in enumerate(slots, start=model.written):
-            self.cells[slot] = model.prefix(position + 1)
+    def write(self, model: Model, stop: int, ids: Sequence[Sequence[int]] | None = None) -> None:
+        """Compute tokens, into the blocks that the sequence had when the step began."""
+        for position in range(model.written, stop):
+            self.arena.write(ids or ids_of(model.blocks), position, model.prefix(position + 1))
         model.written = max(model.written, stop)
 
     def commit_written(self, model: Model) -> None:
@@ -154,8 +238,11 @@ class CheckedManager:
         assert changed == (model.blocks.block_ids != ids) == (model.blocks.block_ids is not before)
         self.seen["de-duplicated"] += changed
         num_full = model.written // self.size
-        assert self.colliding or model.blocks.num_committed == num_full
-        self.seen["collided"] += model.blocks.num_committed < num_full
+        is_short = model.blocks.num_committed < num_full
+        # In a pool that only just holds a sequence, blocks stay its own that others have in several pages.
+        assert self.colliding or self.per_page > 1 or not is_short
+        self.seen["collided"] += is_short and self.colliding
+        self.seen["stayed its own"] += is_short and not self.colliding
         self.set_filled(model, model.written)
 
     def set_filled(self, model: Model, num_tokens: int) -> None:
@@ -164,30 +251,33 @@ class CheckedManager:
     def fork_at(self, parent: Model, num_tokens: int) -> bool:
         before = self.snapshot()
         num_free = self.manager.num_free_blocks
-        forked = self.manager.fork(parent.blocks, num_tokens)
+        try:
+            forked = self.manager.fork(parent.blocks, num_tokens)
+        except InvalidArgumentError:
+            self.seen["fork refused"] += 1
+            assert num_tokens < parent.seen_from
+            assert self.snapshot() == before
+            return False
+        num_copies = len(self.layout.groups) if num_tokens % self.size else 0
         if forked is None:
-            assert num_tokens % self.size
-            assert num_free == 0
+            assert num_free < num_copies
             assert self.snapshot() == before
             return False
         blocks, copies = forked
-        self.seen["copy on write"] += len(copies)
-        assert len(copies) == (num_tokens % self.size > 0)
+        self.seen["copy on write"] += len(copies) > 0
+        assert len(copies) == num_copies
         for source, destination in copies:
-            for offset in range(self.size):
-                cell = self.cells.get(source * self.size + offset, (b"garbage", ()))
-                self.cells[destination * self.size + offset] = cell
+            self.arena.copy_page(source, destination)
         # With all rows in use, the child is going to replace its parent.
         row = parent.row if len(self.models) == MAX_SEQUENCES else self.free_row()
-        self.models.append(
-            Model(blocks, parent.salt, parent.tokens[:num_tokens], row, num_tokens, num_tokens)
-        )
+        tokens, seen_from = parent.tokens[:num_tokens], min(parent.seen_from, num_tokens)
+        self.models.append(Model(blocks, parent.salt, tokens, row, num_tokens, num_tokens, seen_from))
         return True
 
     def release(self, model: Model) -> None:
         self.manager.free(model.blocks)
-        assert model.blocks.block_ids == []
-        model.written = model.filled = 0
+        assert not any(ids_of(model.blocks))
+        model.written = model.filled = model.seen_from = 0
 
     def drop(self, model: Model) -> None:
         self.manager.free(model.blocks)

@@ -16,7 +16,10 @@ def colliding_hash(parent_digest: bytes, content: bytes) -> bytes:
 
 @dataclass(eq=False)
 class Model:
-    """What one sequence should hold: `written` tokens in the cells, `filled` of them for the manager."""
+    """What one sequence should hold: `written` tokens in the cells, `filled` of them for the manager.
+
+    It can be forked and cut at `seen_from` tokens and more: windows may be gone that others see.
+    """
 
     blocks: SequenceBlocks
     salt: bytes
@@ -24,6 +27,7 @@ class Model:
     row: int
     written: int = 0
     filled: int = 0
+    seen_from: int = 0
 
     def prefix(self, num_tokens: int) -> Prefix:
         return self.salt, tuple(self.tokens[:num_tokens])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from kv_arena import LAYERS
 from kv_model import ModelledManager
 
 # Few different prompts, so that equal prefixes are the rule rather than the exception.
@@ -20,6 +21,10 @@ def prompt(length: int, last: int) -> list[int]:
     return [0] * (length - 1) + [last]
 
 
+def num_groups(layers: str) -> int:
+    return len(set(LAYERS[layers]))
+
+
 class ManagerMachine(RuleBasedStateMachine):
     """Hypothesis chooses; `ModelledManager` checks. `num_steps` counts the steps of all runs."""
 
@@ -31,10 +36,18 @@ class ManagerMachine(RuleBasedStateMachine):
         caching=st.sampled_from([True, True, True, False]),
         colliding=st.sampled_from([False, False, True]),
         max_kept=st.integers(0, 6),
+        layers=st.sampled_from(["ordinary", *LAYERS]),
     )
-    def start(self, num_blocks: int, block_size: int, caching: bool, colliding: bool, max_kept: int) -> None:
+    def start(
+        self, num_blocks: int, block_size: int, caching: bool, colliding: bool, max_kept: int, layers: str
+    ) -> None:
         self.checked = ModelledManager(
-            num_blocks, block_size, caching=caching, colliding=colliding, max_kept=max_kept
+            num_blocks * num_groups(layers),
+            block_size,
+            caching=caching,
+            colliding=colliding,
+            max_kept=max_kept,
+            layers=layers,
         )
 
     @rule(length=LENGTHS, last=LASTS, salt=SALTS, serve=st.booleans(), keep=st.booleans())
@@ -61,9 +74,17 @@ class ManagerMachine(RuleBasedStateMachine):
     def commit(self, pick: int) -> None:
         self.checked.commit(pick)
 
-    @rule(picks=st.lists(PICK, min_size=1, max_size=4), chunk=LENGTHS)
-    def step(self, picks: list[int], chunk: int) -> None:
-        self.checked.step(picks, chunk)
+    @rule(pick=PICK, chunk=LENGTHS, any_part=st.booleans())
+    def prefill(self, pick: int, chunk: int, any_part: bool) -> None:
+        self.checked.prefill(pick, chunk, any_part)
+
+    @rule(pick=PICK)
+    def hide(self, pick: int) -> None:
+        self.checked.hide_some(pick)
+
+    @rule(picks=st.lists(PICK, min_size=1, max_size=4), chunk=LENGTHS, ahead=st.booleans())
+    def step(self, picks: list[int], chunk: int, ahead: bool) -> None:
+        self.checked.step(picks, chunk, ahead)
 
     @rule(picks=st.lists(PICK, min_size=1, max_size=4))
     def fail_step(self, picks: list[int]) -> None:
@@ -123,7 +144,9 @@ def random_step(checked: ModelledManager, rng: random.Random) -> None:
         (4, lambda: checked.compute(pick, rng.randint(1, 10), rng.randint(0, 3), rng.random() < 0.7)),
         (2, lambda: checked.match(pick)),
         (2, lambda: checked.commit(pick)),
-        (4, lambda: checked.step(rng.sample(range(60), 3), rng.randint(1, 10))),
+        (6, lambda: checked.prefill(pick, rng.randint(1, 10), rng.random() < 0.7)),
+        (2, lambda: checked.hide_some(pick)),
+        (4, lambda: checked.step(rng.sample(range(60), 3), rng.randint(1, 10), rng.random() < 0.5)),
         (1, lambda: checked.fail_step([pick, pick + 1])),
         (3, lambda: checked.fork(pick, rng.randrange(60))),
         (2, lambda: checked.truncate(pick, rng.randrange(60))),
@@ -135,22 +158,27 @@ def random_step(checked: ModelledManager, rng: random.Random) -> None:
     rng.choices([step for _, step in steps], [weight for weight, _ in steps])[0]()
 
 
+def walk(number: int, layers: str, num_steps: int = 150) -> Counter[str]:
+    rng = random.Random(number)
+    checked = ModelledManager(
+        rng.randint(3, 12) * num_groups(layers),
+        number % 4 + 1,
+        caching=number % 5 > 0,
+        colliding=number % 3 == 0,
+        max_kept=number % 4 * 3,
+        layers=layers,
+    )
+    for _ in range(num_steps):
+        random_step(checked, rng)
+        checked.check()
+    checked.finish_all()
+    return checked.seen
+
+
 def test_random_walks_reach_every_kind_of_event() -> None:
-    rng = random.Random(0)
     seen: Counter[str] = Counter()
-    for walk in range(120):
-        checked = ModelledManager(
-            rng.randint(3, 12),
-            walk % 4 + 1,
-            caching=walk % 5 > 0,
-            colliding=walk % 3 == 0,
-            max_kept=walk % 4 * 3,
-        )
-        for _ in range(150):
-            random_step(checked, rng)
-            checked.check()
-        checked.finish_all()
-        seen += checked.seen
+    for number in range(120):
+        seen += walk(number, "ordinary")
     events = (
         "hit",
         "attached at once",
@@ -164,3 +192,26 @@ def test_random_walks_reach_every_kind_of_event() -> None:
     assert all(seen[event] >= 50 for event in events), seen
     # There are few blocks left by then.
     assert seen["kept evicted"] >= 20, seen
+
+
+def test_random_walks_over_groups_of_layers_reach_every_kind_of_event() -> None:
+    seen: Counter[str] = Counter()
+    names = [name for name in LAYERS if name != "ordinary"]
+    for number in range(12 * len(names)):
+        seen += walk(number, names[number % len(names)])
+    events = (
+        "hit of a window",
+        "attached at once",
+        "de-duplicated",
+        "collided",
+        "copy on write",
+        "truncate refused",
+        "evictions",
+        "hidden",
+        "part",
+        "window lost",
+        "hit before a lost window",
+        "fork refused",
+    )
+    assert all(seen[event] >= 50 for event in events), seen
+    assert seen["stayed its own"] >= 5, seen

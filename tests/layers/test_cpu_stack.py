@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from octavo.attention import AttentionMetadata, KVCache
+from octavo.attention import AttentionMetadata, ForestPlan, KVCache
 from octavo.errors import InvalidArgumentError
 from octavo.forms.blocks import BLOCK, BlockWeight
 from octavo.gemm.cpu.block_linear import BlockLinear, tiled
@@ -154,6 +154,22 @@ def test_layers_that_c_does_not_know_are_called_one_by_one() -> None:
     assert make_stack([(attention, feed_forward)]) is not None
     assert make_stack([(attention, feed_forward), (normed, feed_forward)]) is None
     assert make_stack([(attention, gelu)]) is None
+
+
+def test_a_plan_for_a_window_is_for_layers_that_see_no_more() -> None:
+    query_lens, message = [11, 2], "the plan is for window=5, this call has window="
+    metadata, hidden = new_metadata(query_lens), torch.randn(13, HIDDEN)
+    lengths = metadata.seq_lens.numpy(), metadata.cu_seqlens_q.numpy()
+    planned = replace(metadata, work=ForestPlan.flat(*lengths, window=5))
+    for window in (None, 6, 5, 3):
+        layers = new_layers(window=window)
+        for stack in (make_stack(layers), None):
+            if window in (3, 5):
+                actual, expected = (run(layers, hidden, step, stack=stack) for step in (planned, metadata))
+                torch.testing.assert_close(actual, expected)
+                continue
+            with pytest.raises(InvalidArgumentError, match=f"{message}{window}; make one"):
+                run(layers, hidden, planned, stack=stack)
 
 
 def test_what_does_not_exist_is_named() -> None:

@@ -1,5 +1,7 @@
 """Head norms, rotation and the store of keys and values on a GPU against plain torch."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -33,20 +35,28 @@ class QKVCase:
         slots: tuple[int, ...] = (9, -1, 3, 14, 0),
         slot_dtype: torch.dtype = torch.int64,
         float8: bool = False,
+        rotary_dim: int | None = None,
+        value_norm: float | None = None,
+        keys_are_values: bool = False,
+        shares_cache: bool = False,
     ) -> None:
         self.num_heads, self.num_kv_heads = heads
         self.head_dim, self.block_size = head_dim, block_size
         self.eps = 1e-6
-        num_tokens, num_all = len(slots), heads[0] + 2 * heads[1]
+        self.value_norm, self.keys_are_values, self.shares_cache = value_norm, keys_are_values, shares_cache
+        self.num_keys = 0 if shares_cache else heads[1]
+        num_tokens, num_all = len(slots), heads[0] + self.num_keys * (2 - keys_are_values)
         # A strided view: rows of a wider tensor.
         self.qkv = random(num_tokens, num_all * head_dim + 8, device=device, dtype=dtype)[:, :-8]
         positions = [0, 5, 99, 2, 31][:num_tokens]
         self.slot_mapping = torch.tensor(slots, dtype=slot_dtype, device=device)
         frequencies = 10000.0 ** (-torch.arange(0, head_dim, 2, device=device) / head_dim)
+        if rotary_dim is not None:
+            frequencies[rotary_dim // 2 :] = 0
         # Rows of a wider table, of which only the first D / 2 columns are read.
         tables = rotary_table(frequencies, 1.25, 100)
         self.cos, self.sin = (torch.nn.functional.pad(table[positions], (0, 3)) for table in tables)
-        self.norm_weight = random(sum(heads), head_dim, device=device, seed=1) if norm else None
+        self.norm_weight = random(heads[0] + self.num_keys, head_dim, device=device, seed=1) if norm else None
         num_blocks = max(slots) // block_size + 2
         cache = KVCache.allocate(
             num_layers=1,
@@ -78,13 +88,21 @@ class QKVCase:
             keep_k=keep_k,
             k_scale=k_scale,
             v_scale=v_scale,
+            value_norm=self.value_norm,
+            keys_are_values=self.keys_are_values,
+            shares_cache=self.shares_cache,
         )
 
     def expected(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """q [T, H, D], k and v [T, KH, D], computed in `dtype`."""
         heads = self.qkv.unflatten(1, (-1, self.head_dim)).to(dtype)
-        num_rotated = self.num_heads + self.num_kv_heads
+        num_rotated = self.num_heads + self.num_keys
         rotated, v = heads[:, :num_rotated], heads[:, num_rotated:]
+        if self.keys_are_values:
+            keys = heads[:, self.num_heads :]
+            v = torch.cat((keys[..., ::2], keys[..., 1::2]), -1)
+        if self.value_norm is not None:
+            v = plain_norm(v, torch.ones(self.head_dim, dtype=dtype, device=v.device), self.value_norm)
         if self.norm_weight is not None:
             rotated = plain_norm(rotated, self.norm_weight, self.eps)
         rotated = self._rotate(rotated, dtype)
@@ -112,7 +130,7 @@ class QKVCase:
         wanted = torch.full(cache.shape, 7.0, dtype=torch.float64, device=cache.device)
         allowed = wanted.to(cache.dtype)
         for token, slot in enumerate(self.slot_mapping.tolist()):
-            if slot >= 0:
+            if slot >= 0 and not self.shares_cache:
                 wanted[slot // self.block_size, slot % self.block_size] = exact[token]
                 allowed[slot // self.block_size, slot % self.block_size] = same_dtype[token]
         assert_as_good_as_torch(cache, allowed, wanted)
@@ -130,6 +148,31 @@ def test_rotate_and_store(
 
 
 @everywhere
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize(("heads", "head_dim"), [((4, 2), 16), ((7, 1), 80), ((8, 1), 512), ((4, 2), 256)])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        {"value_norm": 1e-6},
+        {"keys_are_values": True},
+        {"keys_are_values": True, "value_norm": 1e-6},
+        {"shares_cache": True},
+        {"shares_cache": True, "value_norm": 1e-6},
+    ],
+)
+def test_values_that_are_normed_or_are_keys_or_are_of_another_layer(
+    device: str, dtype: torch.dtype, layer: dict[str, Any], heads: tuple[int, int], head_dim: int, norm: bool
+) -> None:
+    QKVCase(device, dtype, heads=heads, head_dim=head_dim, norm=norm, **layer).assert_right()
+
+
+@everywhere
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(80, 20), (512, 128), (512, 0)])
+def test_dimensions_that_do_not_turn(device: str, dtype: torch.dtype, head_dim: int, rotary_dim: int) -> None:
+    QKVCase(device, dtype, heads=(4, 2), head_dim=head_dim, rotary_dim=rotary_dim).assert_right()
+
+
+@everywhere
 def test_keys_can_be_kept_in_place_too(device: str, dtype: torch.dtype) -> None:
     case = QKVCase(device, dtype, heads=(6, 2), head_dim=128)
     exact, same_dtype = case.expected(torch.float64), case.expected(dtype)
@@ -142,7 +185,7 @@ def test_keys_can_be_kept_in_place_too(device: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("device", [pytest.param(place.values[0], marks=place.marks) for place in PLACES[:1]])
-@pytest.mark.parametrize(("length", "head_dim"), [(1.0, 80), (1.25, 80), (1.25, 112)])
+@pytest.mark.parametrize(("length", "head_dim"), [(1.0, 80), (1.25, 80), (1.25, 112), (1.0, 512)])
 def test_rotation_table(device: str, length: float, head_dim: int) -> None:
     from octavo.attention.step.rotate_store import rotation_table
     from octavo.layers.rotary import Rotary

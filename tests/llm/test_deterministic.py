@@ -65,4 +65,4 @@ def test_layers_refuse_a_cpu() -> None:
         max_seq_len=1,
     )
     with pytest.raises(ConfigError, match='attention_impl="triton"'):
-        make_step(cache, metadata, num_heads=1, impl="auto", dtype=torch.float32, deterministic=True)
+        make_step(cache, [metadata], num_heads=1, impl="auto", dtype=torch.float32, deterministic=True)

@@ -121,7 +121,7 @@ def test_ranks_that_run_one_step_ahead(tmp_path: Path, options: dict[str, int]) 
     assert isinstance(engine.runner, ModelRunner)
     assert isinstance(other.runner, ModelRunner)
     runner = AheadRunner(engine.runner)
-    ranks = TwoThreads(_Steps(AheadRunner(other.runner), engine.plan.block_size))
+    ranks = TwoThreads(_Steps(AheadRunner(other.runner), engine.plan.layout))
     engine.runner = LeaderRunner(runner, engine.plan, ranks)  # type: ignore[arg-type]
     engine._reset_state()
     llm, one = LLM.from_engine(engine), LLM.from_engine(Engine(config))

@@ -54,6 +54,29 @@ CASES: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 30.0,
         "hidden_activation": "gelu_pytorch_tanh",
     },
+    "keys as values, shared caches, layer inputs": {
+        "architectures": ["Gemma4ForCausalLM"],
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "sliding_window": 6,
+        "global_head_dim": 16,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "num_kv_shared_layers": 1,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 37,
+        "final_logit_softcapping": 30.0,
+    },
+    "experts beside a feed-forward": {
+        "architectures": ["Gemma4ForCausalLM"],
+        "sliding_window": 6,
+        "global_head_dim": 16,
+        "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True,
+        "num_experts": 5,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 16,
+    },
 }
 PROMPTS = {"a": list(range(9)), "b": [3, 1, 4, 1, 5]}
 

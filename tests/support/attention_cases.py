@@ -206,3 +206,33 @@ def assert_error(actual, exact, plain, eps):
 def finite_max(x):
     finite = x[x > -torch.inf]
     return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def hide_unseen(case, window, seed=0):
+    """The case as a cache with windows leaves it: what no query sees holds NaN, whole blocks of it are gone.
+
+    Entries of the block table before the first block that a sequence sees name any block, mostly one of NaN.
+    """
+    metadata, block_size = case.metadata, case.k_cache.shape[1]
+    num_spare, num_blocks = 3, case.k_cache.shape[0]
+    shape = (num_blocks + num_spare, *case.k_cache.shape[1:])
+    seen = torch.zeros(shape[:2], dtype=torch.bool)
+    table, generator = metadata.block_table.clone(), torch.Generator().manual_seed(seed)
+    for s, seq_len in enumerate(metadata.seq_lens.tolist()):
+        query_len = int(metadata.cu_seqlens_q[s + 1] - metadata.cu_seqlens_q[s])
+        if seq_len == 0 or query_len == 0:
+            continue
+        key = torch.arange(max(0, seq_len - query_len - window + 1), seq_len)
+        seen[table[s, key // block_size].long(), key % block_size] = True
+        gone = int(key[0]) // block_size
+        table[s, :gone] = torch.randint(num_blocks, shape[0], (gone,), generator=generator).int()
+        if gone and seed % 2:
+            table[s, int(torch.randint(gone, (1,), generator=generator))] = int(table[s, gone])
+
+    def hide(cache):
+        # [N, KH, B, D] in memory, as KVCache has it.
+        hidden = cache.new_full((shape[0], shape[2], shape[1], shape[3]), torch.nan).transpose(1, 2)
+        hidden[:num_blocks] = cache
+        return hidden.masked_fill_(~seen[:, :, None, None], torch.nan)
+
+    return Case(case.q, hide(case.k_cache), hide(case.v_cache), replace(metadata, block_table=table))

@@ -5,6 +5,7 @@ A process of its own: where Triton's interpreter is switched on, its compiler is
 
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -32,9 +33,14 @@ from octavo.attention.tilings.hopper import (
     NODE_SHAPE,
     PROMPT_SHAPE,
     SHORT_SHAPE,
+    WIDE_DECODE_SHAPE,
+    WIDE_DIM,
+    WIDE_SHAPE,
 )
 from octavo.attention.triton.kernel_call import Cache, Queries, Score, Shape
 
+# Compute capability: 90 for Hopper. Gluon's kernels are for Hopper only.
+CAPABILITY = int(os.environ.get("COMPILED_CAPABILITY", "90"))
 HEAD_DIM, GROUP, KV_HEADS = 128, 2, 8
 SCORE = Score("fp32", 0, 0.0, None, None, None)
 # An integer that Triton knows nothing about; others are multiples of 16.
@@ -69,7 +75,7 @@ def compiled_kernel(kernel, arguments, source_of=GluonASTSource, **options):
     for i, (name, value) in enumerate(zip(kernel.arg_names, arguments, strict=True)):
         signature[name] = describe(value, (i,))
     source = source_of(kernel, signature, constants, facts)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return triton.compile(source, target=GPUTarget("cuda", CAPABILITY, 32), options=options)
 
 
 def figures_of(compiled):
@@ -121,10 +127,11 @@ def matrix(keys, block_size):
     return f"tensordesc<bf16{part},{layout!r}>"
 
 
-def shape_of(tile, block_size, *, begins=False):
-    sizes = (GROUP, KV_HEADS, HEAD_DIM, HEAD_DIM, block_size, tile.rows, tile.keys)
-    flags = [False] * 5
-    values = (HEAD_DIM, HEAD_DIM, begins)
+def shape_of(tile, block_size, *, begins=False, windowed=False):
+    head_dim = WIDE_DIM if tile in (WIDE_SHAPE, WIDE_DECODE_SHAPE) else HEAD_DIM
+    sizes = (GROUP, KV_HEADS, head_dim, head_dim, block_size, tile.rows, tile.keys)
+    flags = [windowed, *[False] * 4]
+    values = (head_dim, head_dim, begins)
     return Shape(*(tl.constexpr(value) for value in (*sizes, *flags, *values)))
 
 
@@ -132,18 +139,19 @@ def queries(results):
     return Queries("*bf16", "i32", "i32", "*i32", results, "*fp32")
 
 
-def compile_decode(tile, block_size=128, *, begins=False):
+def compile_decode(tile, block_size=128, **options):
     """Of leaves, which write float32, or of a step without nodes."""
-    is_leaf = tile != DECODE_SHAPE
+    is_leaf = tile not in (DECODE_SHAPE, WIDE_DECODE_SHAPE)
+    score = SCORE._replace(window="i32" if options.get("windowed") else 0)
     matrices = [matrix(tile.keys, block_size)] * 2
     run = Run("*i32", "*i32", "*i32", "*fp32", "*fp32")
     arguments = [
-        *(queries("*fp32"), CACHE, *matrices, PLACES, SCORE, run),
+        *(queries("*fp32"), CACHE, *matrices, PLACES, score, run),
         *(
             "*i32",
             "i32",
             "i32",
-            shape_of(tile, block_size, begins=begins),
+            shape_of(tile, block_size, **options),
             GROUP,
             tile.num_stages,
             False,
@@ -156,17 +164,18 @@ def compile_decode(tile, block_size=128, *, begins=False):
     return compile_kernel(hopper_decode._attend_decode_kernel, arguments, **options)
 
 
-def compile_nodes(tile, gather, block_size=128, *, begins=False):
+def compile_nodes(tile, gather, block_size=128, **options):
     """Of nodes, or of prompts if nothing is gathered."""
+    score = SCORE._replace(window="i32" if options.get("windowed") else 0)
     matrices = [matrix(tile.keys, block_size)] * 2
     arguments = [
         *(queries("*fp32" if gather else "*bf16"), gather, "*i32", VARYING, *matrices),
         *(
             PLACES,
-            SCORE,
+            score,
             "*i32",
             "*i32",
-            shape_of(tile, block_size, begins=begins),
+            shape_of(tile, block_size, **options),
             tile.keys,
             tile.num_stages,
             tile.rows == 64,
@@ -194,6 +203,17 @@ def figures() -> dict[str, dict[str, int]]:
         "decode, short blocks": compile_decode(DECODE_SHAPE, 16),
         "decode from a first key": compile_decode(DECODE_SHAPE, begins=True),
         "prompts from a first key": compile_nodes(PROMPT_SHAPE, None, begins=True),
+        "decode, window": compile_decode(DECODE_SHAPE, windowed=True),
+        "leaves, window": compile_decode(LEAF_SHAPE, windowed=True),
+        "few leaves, window": compile_decode(FEW_LEAVES_SHAPE, windowed=True),
+        "nodes, window": compile_nodes(NODE_SHAPE, gather, windowed=True),
+        "nodes beside, window": compile_nodes(BESIDE_SHAPE, gather, windowed=True),
+        "prompts, window": compile_nodes(PROMPT_SHAPE, None, windowed=True),
+        "decode, wide": compile_decode(WIDE_DECODE_SHAPE),
+        "decode, wide, short blocks": compile_decode(WIDE_DECODE_SHAPE, 16, windowed=True),
+        "prompts, wide": compile_nodes(WIDE_SHAPE, None),
+        "prompts, wide, window": compile_nodes(WIDE_SHAPE, None, windowed=True),
+        "nodes, wide, short blocks": compile_nodes(WIDE_SHAPE, gather, 16),
     }
 
 

@@ -142,7 +142,7 @@ def paged_attention_with_lse(
     Raises:
         InvalidArgumentError: the block table names a block that does not exist, or the plan is damaged.
     """
-    plan = host_plan(q.shape[0], cache.k.shape[1], metadata, options.right)
+    plan = host_plan(q.shape[0], cache.k.shape[1], metadata, options.right, options.window)
     positions = shift_positions(metadata.positions, options.shift).contiguous()
     return attend_planned(
         q,

@@ -75,8 +75,10 @@ def merge_pieces(
     piece merges at once, with layouts of one warp: another launch would cost more than the merge.
     """
     D: gl.constexpr = shape.head_dim
-    CHUNK: gl.constexpr = _ROWS_IN_FLIGHT // ROWS if ROWS < _ROWS_IN_FLIGHT else 1
-    LANES: gl.constexpr = D // 4
+    # Of 256 numbers or more, half as many rows.
+    IN_FLIGHT: gl.constexpr = _ROWS_IN_FLIGHT * 128 // D if D > 128 else _ROWS_IN_FLIGHT
+    CHUNK: gl.constexpr = IN_FLIGHT // ROWS if ROWS < IN_FLIGHT else 1
+    LANES: gl.constexpr = D // 4 if D <= 128 else 32
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 32 // LANES, LANES], [1, 1, 1], [2, 1, 0])
     PARTS: gl.constexpr = gl.SliceLayout(2, LAYOUT)
     OUT: gl.constexpr = gl.SliceLayout(0, LAYOUT)

@@ -178,7 +178,7 @@ def _wide_layout(o_layout, head_dim, dtype):
 @gluon.constexpr_function
 def _warp_layout(registers, lanes, head_dim):
     """Return a layout whose warps hold 16 rows each, as products do; the caller chooses the other bits."""
-    columns = [[0, column] for column in (32, 64) if column < head_dim]
+    columns = [[0, column] for column in (32, 64, 128) if column < head_dim]
     return gl.DistributedLinearLayout(
         reg_bases=[*registers, *columns],
         lane_bases=[*lanes, [1, 0], [2, 0], [4, 0]],

@@ -109,7 +109,7 @@ def attend_item(
         )
         stage, phase = (used + num_tiles - 1) % pipe.stages, ((used + num_tiles - 1) // pipe.stages) & 1
         mbarrier.wait(pipe.v_filled.index(stage), phase)
-        if shape.begins:  # noqa: SIM102  (decided when compiled)
+        if shape.windowed or shape.begins:  # noqa: SIM102  (decided when compiled)
             if (num_tiles > 1) & (gl.load(record + 3) % KEYS != 0):
                 clear_outside(pipe.v.index(stage), gl.load(record + 3) % KEYS, KEYS, KEYS, 4)
         operand = unpack(weights, q.dtype, O_LAYOUT)
@@ -144,7 +144,7 @@ def _attend_first(
     weights, top, total, _ = _softmax(s, top, total, 0, item, shape, True, O_LAYOUT)
     end = gl.load(record + 4) - item.last_tile * KEYS
     first = 0
-    if shape.begins:
+    if shape.windowed or shape.begins:
         first = gl.maximum(0, gl.load(record + 3) - item.last_tile * KEYS)
     if (end < KEYS) | (first > 0):
         mbarrier.wait(item.pipe.v_filled.index(stage), phase)

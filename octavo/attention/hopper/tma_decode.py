@@ -46,7 +46,12 @@ from octavo.attention.hopper.decode_runs import (
 )
 from octavo.attention.hopper.pipe import cache_unsupported_reason, describe_caches, make_pipe
 from octavo.attention.metadata import AttentionMetadata
-from octavo.attention.tilings.hopper import DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE
+from octavo.attention.tilings.hopper import (
+    DECODE_SHAPE,
+    FEW_LEAVES_SHAPE,
+    LEAF_SHAPE,
+    WIDE_DECODE_SHAPE,
+)
 from octavo.attention.triton.kernel_call import Call, DecodeWork
 from octavo.attention.triton.step_map import RECORD
 from octavo.attention.triton.tiles import LN_2
@@ -59,7 +64,7 @@ _MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8]))
 
 def unsupported_reason(call: Call, work: DecodeWork) -> str | None:
     """Return why the kernel cannot run a call's decode units, or None if it can."""
-    if work.shape not in (DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE):
+    if work.shape not in (DECODE_SHAPE, WIDE_DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE):
         return "the units are tiled for the portable kernel"
     return cache_unsupported_reason(call)
 
@@ -146,7 +151,8 @@ def _attend_piece(
     ROW: gl.constexpr = gl.SliceLayout(0, MMA)
     MASKED: gl.constexpr = CAUSAL or shape.windowed or shape.begins
     record = run.units + now.unit * RECORD
-    kv_begin, kv_end = gl.load(record + 3) if shape.begins else 0, gl.load(record + 4)
+    CUT: gl.constexpr = shape.windowed or shape.begins
+    kv_begin, kv_end = gl.load(record + 3) if CUT else 0, gl.load(record + 4)
     q = _load_queries(queries, record, now.kv_head, shape, ROWS, gl.DotOperandLayout(1, MMA, 2))
     token, valid = _tokens(record, shape, ROWS, ROW)
     position = gl.load(queries.positions + token, mask=valid, other=-1)
@@ -162,7 +168,7 @@ def _attend_piece(
             s = _mask(s, (now.tile + i) * shape.keys, position, kv_begin, kv_end, score, shape)
         weights, top, total, shrink = _softmax(s, top, total, score.factor, MASKED)
         v = _values(pipe, done + i)
-        if shape.begins:
+        if CUT:
             v = _clear_before(v, (now.tile + i) * shape.keys, kv_begin, shape)
         values = _add_values(values, v, weights, shrink)
         s = next_s
@@ -171,7 +177,7 @@ def _attend_piece(
     s = _mask(s, start, position, kv_begin, kv_end, score, shape)
     weights, top, total, shrink = _softmax(s, top, total, score.factor, True)
     v = _values(pipe, done + now.left - 1)
-    if shape.begins:
+    if CUT:
         v = _clear_before(v, start, kv_begin, shape)
     # Memory that was never written may hold NaN, and 0 * NaN is NaN.
     if kv_end - start < shape.keys:

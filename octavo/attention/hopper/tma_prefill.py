@@ -22,7 +22,8 @@ weights, the other has the tensor cores. A warpgroup's own product with values, 
       warpgroup 0            [ softmax k1 -> p1    ]        [ softmax k2 -> p2    ]
       warpgroup 1                             [ softmax k1 -> p1    ]        [ softmax ...
 
-KEYS is 128 for prompts, and 64 for few query tokens, nodes, and prompts beside nodes. A unit of short
+KEYS is 128 for prompts, and 64 for few query tokens, nodes, prompts beside nodes, and heads of 256, for which
+there are 2 stages. A unit of short
 prompts, or of nodes in steps that only decode, has 64 rows: one warpgroup, which waits for no turn, and the
 fetching warp, `free` barriers with count 1. Two programs of short prompts fit on an SM. Nodes have 2 stages
 then, and the other half of the SM is for the leaves, which tma_decode.py attends.
@@ -57,7 +58,14 @@ from octavo.attention.hopper.prefill_queries import (
 )
 from octavo.attention.hopper.prefill_tiles import attend_item, open_turns, pass_item
 from octavo.attention.plan.device_forest import DeviceForest
-from octavo.attention.tilings.hopper import NODE_SHAPE, PROMPT_SHAPE, SHORT_SHAPE, attended_tile
+from octavo.attention.tilings.hopper import (
+    NODE_SHAPE,
+    PROMPT_SHAPE,
+    SHORT_SHAPE,
+    WIDE_DIM,
+    WIDE_SHAPE,
+    attended_tile,
+)
 from octavo.attention.tilings.portable import TileShape
 from octavo.attention.triton.kernel_call import Call, PrefillWork
 from octavo.kernels.device import num_multiprocessors
@@ -67,17 +75,20 @@ from octavo.kernels.launch import launch
 def unsupported_reason(call: Call, work: PrefillWork) -> str | None:
     """Return why the kernel cannot run a call's prefill units, or None if it can."""
     is_tiled = work.shape == SHORT_SHAPE or work.shape.rows == PROMPT_SHAPE.rows
+    if call.layer.k.shape[3] == WIDE_DIM:
+        is_tiled = work.shape == WIDE_SHAPE
     if work.num_parts > 1 or work.row_invariant or not is_tiled:
         return (
-            f"it needs units of {PROMPT_SHAPE.rows} rows, or {SHORT_SHAPE}, and all keys; not deterministic"
+            f"it needs units of {PROMPT_SHAPE.rows} rows, or {SHORT_SHAPE}, or {WIDE_SHAPE} of heads of "
+            f"{WIDE_DIM}, and all keys; not deterministic"
         )
     return cache_unsupported_reason(call) or prefill_queries.unsupported_reason(call)
 
 
 def nodes_unsupported_reason(call: Call, forest: DeviceForest) -> str | None:
     """Return why the kernel cannot run a forest's fat units, or None if it can."""
-    if forest.fat_tile(decodes=False) != NODE_SHAPE:
-        return f"it needs nodes in tiles of {NODE_SHAPE}"
+    if forest.fat_tile(decodes=False) not in (NODE_SHAPE, WIDE_SHAPE):
+        return f"it needs nodes in tiles of {NODE_SHAPE}, or {WIDE_SHAPE} of wide heads"
     return cache_unsupported_reason(call) or prefill_queries.unsupported_reason(call)
 
 

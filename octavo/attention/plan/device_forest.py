@@ -50,6 +50,9 @@ class DeviceForest:
         max_blocks: maximum blocks of all nodes of a plan.
         thin, fat: tilings; None: the fastest measured.
         min_segment_tokens: minimum length of a segment.
+        window: of the layers; None: they have none. As windows move on, kernels read less of a plan's nodes.
+        beside: a forest of other layers of the same network. Layers run one after another, so both share the
+            memory of results if they have the same heads and capacity.
 
     Attributes:
         thin_shape: tiling of nodes with few query tokens; fat_tile() is that of nodes with many.
@@ -85,12 +88,15 @@ class DeviceForest:
         thin: TileShape | None = None,
         fat: TileShape | None = None,
         min_segment_tokens: int = 256,
+        window: int | None = None,
+        beside: "DeviceForest | None" = None,
     ) -> None:
         self.device = torch.device(device)
         self.heads = (num_heads, num_kv_heads, head_dim)
         self.block_size = block_size
+        self.window = window
         self._group = group = num_heads // num_kv_heads
-        self.thin_shape = thin or decode_shape(group, padded_head_dim(head_dim), dtype)
+        self.thin_shape = thin or decode_shape(group, padded_head_dim(head_dim), dtype, device=self.device)
         if fat is None:
             *fat_tiles, has_thin_units = node_tiles(self.device, group, head_dim, dtype, block_size)
         else:
@@ -107,7 +113,8 @@ class DeviceForest:
             max_blocks,
         )
         self._min_saved_tokens = _LAUNCH_BYTES // (2 * num_kv_heads * head_dim * dtype.itemsize)
-        self._allocate(num_heads, head_dim)
+        self._allocate_plan()
+        self._allocate_results(beside)
 
     @staticmethod
     def nbytes(*, max_num_seqs: int, max_num_tokens: int, num_heads: int, head_dim: int) -> int:
@@ -115,7 +122,7 @@ class DeviceForest:
         num_results = _max_partials(max_num_seqs, max_num_tokens) + max_num_tokens
         return num_results * num_heads * (head_dim + 1) * 4
 
-    def _allocate(self, num_heads: int, head_dim: int) -> None:
+    def _allocate_plan(self) -> None:
         capacity = self.capacity
         sizes = {
             "num_thin_units": 1,
@@ -140,10 +147,17 @@ class DeviceForest:
         self.thin_units, self.fat_units = thin_units.view(-1, 8), fat_units.view(-1, 8)
         self.tokens, self.partial_ids, self.merge_begin, self.leaf_begin, self.block_ids = lists
         self.node_table = self.block_ids.unsqueeze(1)
-        partial_shape = (capacity.num_partials, num_heads, head_dim)
+
+    def _allocate_results(self, beside: "DeviceForest | None") -> None:
+        if beside is not None and (beside.heads, beside.capacity) == (self.heads, self.capacity):
+            self.partial_out, self.partial_lse = beside.partial_out, beside.partial_lse
+            self.leaf_out, self.leaf_lse = beside.leaf_out, beside.leaf_lse
+            return
+        num_heads, _, head_dim = self.heads
+        partial_shape = (self.capacity.num_partials, num_heads, head_dim)
         self.partial_out = torch.empty(partial_shape, dtype=torch.float32, device=self.device)
         self.partial_lse = torch.empty(partial_shape[:2], dtype=torch.float32, device=self.device)
-        leaf_shape = (capacity.num_tokens, num_heads, head_dim)
+        leaf_shape = (self.capacity.num_tokens, num_heads, head_dim)
         self.leaf_out = torch.empty(leaf_shape, dtype=torch.float32, device=self.device)
         self.leaf_lse = torch.empty(leaf_shape[:2], dtype=torch.float32, device=self.device)
 
@@ -164,6 +178,18 @@ class DeviceForest:
             align_tokens=max(thin.keys, fat.keys),
             min_segment_tokens=self._min_segment_tokens,
         )
+
+    def unsupported_reason(self, window: int | None) -> str | None:
+        """Return why layers with a window, or without one (None), read their keys per sequence; or None."""
+        if window == self.window:
+            return None
+        return f"the forest's nodes are cut for window={self.window}, these layers have window={window}"
+
+    @property
+    def most_unit_tokens(self) -> int:
+        """No unit has more query tokens."""
+        tiles = (*self._fat_tiles, *([self.thin_shape] if self.has_thin_units else []))
+        return max(tile.rows for tile in tiles) // self._group
 
     @property
     def align_tokens(self) -> int:
@@ -202,6 +228,7 @@ class DeviceForest:
             costs=Costs(0.0, 0.0, tiling.fat_tokens) if always else costs,
             capacity=self.capacity,
             min_saved_tokens=0 if always else self._min_saved_tokens,
+            window=self.window,
         )
 
     def upload(self, plan: NodePlan) -> None:

@@ -32,9 +32,8 @@ from octavo.attention.plan.prefix_forest import (
     Costs,
     SharedPrefixes,
     Sharing,
-    find_shared_prefixes,
-    shareable_blocks,
 )
+from octavo.attention.plan.window_forest import check_window, find_prefixes
 from octavo.errors import InvalidArgumentError
 
 SPLIT_TOKENS = 512
@@ -72,6 +71,7 @@ class ForestPlan:
         lengths: of the planned sequences.
         sharing: how many shared prefixes there are and what they save.
         right: keys after its position that a token may see; None: all.
+        window: keys up to its position that a token may see; None: all.
         kv_begin: [S] int32, the first key of each sequence; None: 0.
         packed: [5 I + 2 P + T + 2] int32, the arrays one after the other in the order of the fields.
     """
@@ -90,6 +90,7 @@ class ForestPlan:
     lengths: Lengths
     sharing: Sharing
     right: int | None = 0
+    window: int | None = None
     kv_begin: np.ndarray | None = None
     # The default only serves plans made by hand, so that __post_init__ can refuse them with a clear message.
     packed: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int32), repr=False)
@@ -111,6 +112,7 @@ class ForestPlan:
         tile_tokens: int = TILE_TOKENS,
         split_tokens: int = SPLIT_TOKENS,
         right: int | None = 0,
+        window: int | None = None,
         kv_begin: np.ndarray | None = None,
         may_be_short: bool = False,
     ) -> "ForestPlan":
@@ -120,6 +122,7 @@ class ForestPlan:
         its result has the same bits in every batch.
 
         Args:
+            window: see from_block_tables.
             kv_begin: [S] integers, not negative: the first key of each sequence; None: 0.
             may_be_short: see check_lengths.
         """
@@ -132,6 +135,7 @@ class ForestPlan:
             tile_tokens=tile_tokens,
             split_tokens=split_tokens,
             right=right,
+            window=window,
             first_keys=first_keys,
         )
 
@@ -146,6 +150,7 @@ class ForestPlan:
         costs: Costs | None = None,
         split_tokens: int = SPLIT_TOKENS,
         right: int | None = 0,
+        window: int | None = None,
     ) -> "ForestPlan":
         """Plan a step in which sequences with equal leading block ids read those blocks together.
 
@@ -153,13 +158,15 @@ class ForestPlan:
         mask. Sequences may have no query tokens or no cached tokens.
 
         Args:
-            block_tables: [S, max_blocks] int32; entries past a sequence's last block are never read.
+            block_tables: [S, max_blocks] int32; entries past a sequence's last block, and before the first
+                one that its queries see, are never read.
             seq_lens: [S] int32, tokens in the cache, including the query tokens.
             cu_seqlens_q: [S + 1] int32, cumulative query lengths.
             block_size: tokens in a block.
             costs: of reads and partial results; None: as measured on a CPU.
             split_tokens: long segments with one query tile are cut at multiples of this position.
             right: keys after its position that a token may see, see ScoreOptions; None: all.
+            window: of the layers that use the plan, or of the one that sees most; None: one sees all keys.
 
         Raises:
             InvalidArgumentError: the lengths are invalid, the table does not fit them, or a size is not
@@ -168,9 +175,10 @@ class ForestPlan:
         costs = Costs() if costs is None else costs
         lengths = check_lengths(seq_lens, cu_seqlens_q)
         _check_tables(block_tables, lengths.seq_lens, block_size)
-        query_lens = lengths.query_lens
-        num_shareable = shareable_blocks(lengths.seq_lens, query_lens, block_size)
-        shared = find_shared_prefixes(block_tables, num_shareable, query_lens, block_size, costs)
+        check_window(window)
+        shared = find_prefixes(
+            block_tables, lengths.seq_lens, lengths.query_lens, block_size, costs, window=window
+        )
         return _plan(
             lengths,
             shared,
@@ -178,6 +186,7 @@ class ForestPlan:
             tile_tokens=costs.tile_tokens,
             split_tokens=split_tokens,
             right=right,
+            window=window,
             first_keys=None,
         )
 
@@ -221,6 +230,7 @@ def _plan(
     tile_tokens: int,
     split_tokens: int,
     right: int | None,
+    window: int | None,
     first_keys: np.ndarray | None,
 ) -> ForestPlan:
     if min(tile_tokens, split_tokens) < 1:
@@ -229,9 +239,10 @@ def _plan(
         )
     if right is not None and right < 0:
         raise InvalidArgumentError(f"right must be at least 0 tokens, or None for all; got {right}")
-    segments = find_segments(lengths, shared, block_size, first_keys)
-    items = cut_keys(cut_queries(segments, tile_tokens, right), split_tokens)
-    return _assemble(segments.pool, items, lengths, shared.sharing(block_size), right, first_keys)
+    check_window(window)
+    segments = find_segments(lengths, shared, block_size, first_keys, window)
+    items = cut_keys(cut_queries(segments, tile_tokens, right, window), split_tokens)
+    return _assemble(segments.pool, items, lengths, shared.sharing(block_size), right, window, first_keys)
 
 
 def _assemble(
@@ -240,6 +251,7 @@ def _assemble(
     lengths: Lengths,
     sharing: Sharing,
     right: int | None,
+    window: int | None,
     first_keys: np.ndarray | None,
 ) -> ForestPlan:
     table_row, kv_begin, kv_end, pool_begin, pool_end = items
@@ -261,6 +273,7 @@ def _assemble(
         lengths=lengths,
         sharing=sharing,
         right=right,
+        window=window,
         kv_begin=first_keys,
         packed=packed,
         maker=_MAKER,

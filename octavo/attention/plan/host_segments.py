@@ -24,6 +24,7 @@ import numpy as np
 
 from octavo.attention.lengths import Lengths, concatenated_ranges, cumulative, expand
 from octavo.attention.plan.prefix_forest import SharedPrefixes
+from octavo.attention.plan.window_forest import first_seen_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +44,27 @@ class Segments:
 
 
 def find_segments(
-    lengths: Lengths, shared: SharedPrefixes, block_size: int, kv_begin: np.ndarray | None = None
+    lengths: Lengths,
+    shared: SharedPrefixes,
+    block_size: int,
+    kv_begin: np.ndarray | None = None,
+    window: int | None = None,
 ) -> Segments:
     """List the shared nodes, parents first, and then the leaves: each sequence's own part.
 
-    kv_begin: [S] the first key of each sequence, if nothing is shared; None: 0.
+    Args:
+        kv_begin: [S] the first key of each sequence, if nothing is shared; None: 0.
+        window: leaves begin at the first key that their sequence sees; None: it sees all.
     """
     seq_lens, cu_seqlens_q, query_lens = lengths
     num_sequences, num_tokens = seq_lens.shape[0], int(cu_seqlens_q[-1])
     leaf_begin = shared.leaf_begin(num_sequences, block_size)
     if kv_begin is not None:
         leaf_begin = np.minimum(kv_begin, seq_lens)
-    query_lens = query_lens[shared.rows]
-    pool = concatenated_ranges(cu_seqlens_q[shared.rows], query_lens)
-    bounds = cumulative(query_lens)
+    if window is not None:
+        leaf_begin = np.maximum(leaf_begin, first_seen_keys(seq_lens, query_lens, window))
+    pool = concatenated_ranges(cu_seqlens_q[shared.rows], shared.num_tokens)
+    bounds = cumulative(shared.num_tokens)
     num_nodes = shared.first.shape[0]
     return Segments(
         pool=np.concatenate([pool, np.arange(num_tokens)]),
@@ -69,8 +77,16 @@ def find_segments(
     )
 
 
-def cut_queries(segments: Segments, tile_tokens: int, right: int | None = 0) -> tuple[np.ndarray, ...]:
-    """Cut each segment's query tokens into tiles; a token sees `right` keys after its position (None: all).
+def cut_queries(
+    segments: Segments, tile_tokens: int, right: int | None = 0, window: int | None = None
+) -> tuple[np.ndarray, ...]:
+    """Cut each segment's query tokens into tiles.
+
+    Args:
+        segments: of the step.
+        tile_tokens: most query tokens of a tile.
+        right: keys after its position that a token sees; None: all.
+        window: keys that it sees up to its position; None: all.
 
     Returns:
         (table row, kv begin, kv end, pool begin, pool end, is_single: the tile is its segment's only one).
@@ -87,8 +103,11 @@ def cut_queries(segments: Segments, tile_tokens: int, right: int | None = 0) -> 
     later_tokens = segments.pool_end[segment] - pool_end
     if right != 0:
         later_tokens = 0 if right is None else np.maximum(later_tokens - right, 0)
-    kv_begin = segments.kv_begin[segment]
-    kv_end = np.maximum(segments.kv_end[segment] - segments.causal[segment] * later_tokens, kv_begin)
+    kv_begin, is_leaf = segments.kv_begin[segment], segments.causal[segment] == 1
+    if window is not None:
+        first_position = segments.kv_end[segment] - (segments.pool_end[segment] - pool_begin)
+        kv_begin = np.where(is_leaf, np.maximum(kv_begin, first_position - window + 1), kv_begin)
+    kv_end = np.maximum(segments.kv_end[segment] - is_leaf * later_tokens, kv_begin)
     return segments.table_row[segment], kv_begin, kv_end, pool_begin, pool_end, is_single[segment]
 
 

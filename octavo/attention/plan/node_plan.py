@@ -28,9 +28,8 @@ from octavo.attention.plan.prefix_forest import (
     Costs,
     SharedPrefixes,
     Sharing,
-    find_shared_prefixes,
-    shareable_blocks,
 )
+from octavo.attention.plan.window_forest import find_prefixes
 from octavo.errors import InvalidArgumentError
 
 # Fields of a unit's record, see triton/step_map.py.
@@ -65,13 +64,14 @@ class NodePlan:
         sequence C   [           same           ][ leaf ...
 
     A unit is a tile of a node's query tokens and a segment of its keys. Every token of a unit sees every
-    key of it. Each (segment, token) gives one partial result; those of token t, from the root down, are
-    merge_begin[t] : merge_begin[t + 1].
+    key of it, unless there is a window. Each (segment, token) gives one partial result; those of token t,
+    from the root down, are merge_begin[t] : merge_begin[t + 1].
 
     Attributes:
         thin_units, fat_units: [U, 8] int32 records, by decreasing work: 0 entry of block_ids where block 0
             of the sequence would be (may be negative), 1 first entry of tokens and partial_ids, 2 number of
-            tokens, 3 first key, 4 end of the keys, 5 and 6 repeat 3 and 4: every token sees every key.
+            tokens, 3 first key, 4 end of the keys, 5 and 6 repeat 3 and 4: every token sees every key. 7
+            repeats 3, which layers with a window change in each step; see triton/window_nodes.py.
         tokens: [P] int32, query tokens (rows of q).
         partial_ids: [P] int32, number of each entry's partial result.
         merge_begin: [T + 1] int32.
@@ -101,6 +101,7 @@ class NodePlan:
         costs: Costs,
         capacity: NodeCapacity | None = None,
         min_saved_tokens: int = 0,
+        window: int | None = None,
     ) -> "NodePlan":
         """Find the shared prefixes and cut them into units; arrays as for ForestPlan.from_block_tables.
 
@@ -109,6 +110,7 @@ class NodePlan:
             costs: of reads and partial results.
             capacity: limits of the plan, or None. Nodes that save the least are dropped until it fits.
             min_saved_tokens: a plan that saves fewer is empty: launching its kernels would cost more.
+            window: of the layers; None: they have none.
 
         Raises:
             InvalidArgumentError: the step has more tokens or sequences than the capacity.
@@ -118,11 +120,10 @@ class NodePlan:
         if capacity is not None:
             _check_step(seq_lens.shape[0], int(cu_seqlens_q[-1]), capacity)
         query_lens = np.diff(cu_seqlens_q)
-        num_shareable = shareable_blocks(seq_lens, query_lens, block_size)
         align_blocks = lcm(block_size, tiling.align_tokens) // block_size
         while True:
-            shared = find_shared_prefixes(
-                block_tables, num_shareable, query_lens, block_size, costs, align_blocks
+            shared = find_prefixes(
+                block_tables, seq_lens, query_lens, block_size, costs, align_blocks, window
             )
             if shared.sharing(block_size).saved_tokens < min_saved_tokens:
                 shared = SharedPrefixes.none()
@@ -186,7 +187,7 @@ def _cut(
     units[:, 0] = first_block[node[segment]]
     units[:, 1] = first_entry[segment] + done
     units[:, 2] = np.minimum(nodes.tile_tokens[node[segment]], num_tokens[segment] - done)
-    units[:, 3] = units[:, 5] = kv_begin[segment]
+    units[:, 3] = units[:, 5] = units[:, 7] = kv_begin[segment]
     units[:, 4] = units[:, 6] = kv_end[segment]
     by_work = np.argsort(units[:, 3] - units[:, 4], kind="stable")
     units, is_thin = units[by_work], nodes.is_thin[node[segment]][by_work]

@@ -63,15 +63,14 @@ def gather_nodes(
     shared: SharedPrefixes, cu_seqlens_q: np.ndarray, block_size: int, tiling: NodeTiling
 ) -> Nodes:
     """List the query tokens of shared runs of blocks, and how many tiles they make."""
-    query_lens = np.diff(cu_seqlens_q)[shared.rows]
-    bounds = cumulative(query_lens)
+    bounds = cumulative(shared.num_tokens)
     num_tokens = bounds[shared.last + 1] - bounds[shared.first]
     is_thin = num_tokens <= _MAX_THIN_TILES * tiling.thin_tokens
     tile_tokens = np.where(is_thin, tiling.thin_tokens, tiling.fat_tokens)
     return Nodes(
         kv_begin=shared.block_begin * block_size,
         kv_end=shared.block_end * block_size,
-        pool=concatenated_ranges(cu_seqlens_q[shared.rows], query_lens),
+        pool=concatenated_ranges(cu_seqlens_q[shared.rows], shared.num_tokens),
         token_begin=bounds[shared.first],
         num_tokens=num_tokens,
         is_thin=is_thin,

@@ -32,7 +32,7 @@ An example of six sequences and their shareable block ids:
         D A       1 block    saves 1 x 16 = 16   costs 2 x 15 = 30   not kept
 
 The keys of a sequence after its last node are its leaf. host_plan.py and node_plan.py cut this table into
-work.
+work. For layers with a window, window_forest.py cuts the nodes to what their members see.
 """
 
 from dataclasses import dataclass
@@ -84,25 +84,28 @@ class SharedPrefixes:
 
     Attributes:
         rows: [R] sequences that share blocks, sorted so that every node's members are neighbours.
-        first, last: [M] a node's members are rows[first : last + 1].
+        num_tokens: [R] leading query tokens of each row that read the nodes.
+        first, last: [M] a node's members are rows[first : last + 1]; rows[first] sees all of the node.
         block_begin, block_end: [M] blocks of its members' tables that the node covers.
+        saved_blocks: reads of blocks that the nodes save.
     """
 
     rows: np.ndarray
+    num_tokens: np.ndarray
     first: np.ndarray
     last: np.ndarray
     block_begin: np.ndarray
     block_end: np.ndarray
+    saved_blocks: int
 
     @classmethod
     def none(cls) -> "SharedPrefixes":
         empty = np.zeros(0, dtype=np.int64)
-        return cls(empty, empty, empty, empty, empty)
+        return cls(empty, empty, empty, empty, empty, empty, 0)
 
     def sharing(self, block_size: int) -> Sharing:
         """Return how many nodes there are and what they save."""
-        num_blocks = (self.last - self.first) * (self.block_end - self.block_begin)
-        return Sharing(self.first.shape[0], int(num_blocks.sum()) * block_size)
+        return Sharing(self.first.shape[0], self.saved_blocks * block_size)
 
     def leaf_begin(self, num_sequences: int, block_size: int) -> np.ndarray:
         """Return how many leading tokens of each sequence nodes cover: [num_sequences] int64."""
@@ -148,9 +151,14 @@ def find_shared_prefixes(
     rows = _rows_with_common_first_block(block_tables, num_shareable_blocks)
     if rows.size == 0:
         return SharedPrefixes.none()
-    order, common = _sort_rows(block_tables, num_shareable_blocks, rows)
+    lengths = num_shareable_blocks[rows]
+    width = int(lengths.max())
+    # Ids move up by one so that 0 marks a row's end.
+    in_use = np.arange(width) < lengths[:, None]
+    keys = np.where(in_use, block_tables[rows, :width].astype(np.int64) + 1, 0)
+    order, common = sort_rows(keys, lengths)
     rows = rows[order]
-    nodes = _lcp_intervals((common // align_blocks * align_blocks).tolist())
+    nodes = lcp_intervals((common // align_blocks * align_blocks).tolist())
     return _promote(rows, nodes, query_lens[rows], block_size, costs)
 
 
@@ -168,15 +176,16 @@ def _rows_with_common_first_block(block_tables: np.ndarray, num_shareable_blocks
     return rows[shared]
 
 
-def _sort_rows(
-    block_tables: np.ndarray, num_shareable_blocks: np.ndarray, rows: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Sort the rows lexicographically; return (order [R], blocks that neighbours have in common [R - 1])."""
-    lengths = num_shareable_blocks[rows]
-    width = int(lengths.max())
-    in_use = np.arange(width) < lengths[:, None]
-    # Ids move up by one so that 0 marks a row's end; big-endian bytes compare like the numbers.
-    keys = np.where(in_use, block_tables[rows, :width].astype(np.int64) + 1, 0).astype(">u4")
+def sort_rows(keys: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sort rows lexicographically; return (order [R], columns that neighbours have in common [R - 1]).
+
+    Args:
+        keys: [R, width] integers, not negative.
+        lengths: [R] columns of each row; what follows is 0.
+    """
+    width = keys.shape[1]
+    # Big-endian bytes compare like the numbers.
+    keys = keys.astype(">u4")
     order = np.argsort(keys.view(f"V{4 * width}").ravel())
     keys, lengths = keys[order], lengths[order]
     differs = keys[1:] != keys[:-1]
@@ -184,7 +193,7 @@ def _sort_rows(
     return order, np.minimum(common, np.minimum(lengths[1:], lengths[:-1]))
 
 
-def _lcp_intervals(common: list[int]) -> list[tuple[int, int, int]]:
+def lcp_intervals(common: list[int]) -> list[tuple[int, int, int]]:
     """Return every maximal shared run as (depth in blocks, first row, last row), parents first.
 
     common [3, 2, 1, 0, 2]  ->  [(2, 4, 5), (1, 0, 3), (2, 0, 2), (3, 0, 1)]
@@ -209,6 +218,7 @@ def _promote(
     reads_before = [0, *np.cumsum(-(-query_lens // costs.tile_tokens)).tolist()]
     covered = [0] * len(rows)
     kept: list[tuple[int, int, int, int]] = []
+    saved_blocks = 0
     for depth, first, last in nodes:
         num_tokens = tokens_before[last + 1] - tokens_before[first]
         shared_reads = -(-num_tokens // costs.tile_tokens)
@@ -216,8 +226,9 @@ def _promote(
         saved = saved_reads * (depth - covered[first]) * block_size
         if saved > costs.partial_tokens * num_tokens + costs.node_tokens:
             kept.append((first, last, covered[first], depth))
+            saved_blocks += (last - first) * (depth - covered[first])
             covered[first : last + 1] = [depth] * (last + 1 - first)
     if not kept:
         return SharedPrefixes.none()
     first, last, begin, end = np.array(kept, dtype=np.int64).T
-    return SharedPrefixes(rows, first, last, begin, end)
+    return SharedPrefixes(rows, query_lens, first, last, begin, end, saved_blocks)

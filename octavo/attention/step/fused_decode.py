@@ -48,6 +48,8 @@ from octavo.kernels.launch import launch, number_of, overlaps, start_next, wait_
 # Numbers that a program merges at a time, each with its lse.
 _MERGED_VALUES = tl.constexpr(8192)
 _MOST_SEQUENCES = 16
+# Numbers of a program's results.
+_MOST_RESULTS = 8192
 
 
 class Step(NamedTuple):
@@ -92,13 +94,24 @@ class FusedWork:
     def allocate(cls, cache: LayerCache, num_heads: int) -> "FusedWork":
         """Allocate for layers with such a cache; num_heads: H."""
         (_, _, num_kv_heads, head_dim), device = cache.k.shape, cache.k.device
-        tile = fused_shape(num_heads // num_kv_heads, padded_head_dim(head_dim), cache.k.dtype)
+        tile = fused_shape(num_heads // num_kv_heads, padded_head_dim(head_dim), cache.k.dtype, device)
         num_splits = _num_splits(num_kv_heads, device)
         num_programs = max(num_multiprocessors(device), num_kv_heads * num_splits)
         arrivals = torch.zeros(num_splits, num_kv_heads, dtype=torch.int32, device=device)
         results = (2, num_kv_heads * num_splits, tile.rows, padded_head_dim(head_dim))
         out, lse = torch.empty(results, dtype=torch.float32, device=device)
         return cls(tile, num_splits, num_programs, arrivals, out, lse)
+
+
+def unsupported_reason(cache: LayerCache, num_sequences: int, num_heads: int) -> str | None:
+    """Return why one kernel cannot attend a step's tokens in a layer, or None if it can; num_heads: H."""
+    num_kv_heads, head_dim = cache.k.shape[2:]
+    most = most_sequences(num_kv_heads, cache.k.device)
+    if num_sequences > most:
+        return f"it is for at most {most} sequences, not {num_sequences}"
+    if num_heads // num_kv_heads * head_dim > _MOST_RESULTS:
+        return f"{num_heads // num_kv_heads} query heads of {head_dim} on a kv head do not fit in registers"
+    return None
 
 
 def most_sequences(num_kv_heads: int, device: torch.device) -> int:
@@ -126,21 +139,24 @@ def attend_fused(
     *,
     norm_weight: Tensor | None = None,
     eps: float = 0.0,
+    value_norm: float | None = None,
+    keys_are_values: bool = False,
     query_angles: int = 0,
 ) -> Tensor:
     """Return what rotate_and_store and then attention return, [S, H, D], of the last tokens of sequences.
 
     Args:
-        qkv: [S, (H + 2 KH) * D], see rotate_and_store; it is left as it is.
+        qkv: [S, (H + 2 KH) * D], or without v heads, see rotate_and_store; it is left as it is.
         cache: of the layer; tokens' keys and values are written to their slots.
         metadata: of at most most_sequences with one query token each; of several, keys_are_old.
         cos, sin: [S, D / 2 or more] float32, last dimension contiguous, with the same strides.
         options: of the scores, without slopes.
         work: for such layers; see there.
-        norm_weight, eps, query_angles: see rotate_and_store.
+        norm_weight, eps, value_norm, keys_are_values, query_angles: see rotate_and_store.
     """
     _, block_size, num_kv_heads, head_dim = cache.k.shape
-    num_sequences, num_heads = qkv.shape[0], qkv.shape[1] // head_dim - 2 * num_kv_heads
+    num_sequences, num_others = qkv.shape[0], num_kv_heads * (1 if keys_are_values else 2)
+    num_heads = qkv.shape[1] // head_dim - num_others
     tile, overlap = work.tile, overlaps(qkv)
     q = qkv.as_strided((num_sequences, num_heads, head_dim), (qkv.stride(0), head_dim, 1))
     results = empty_results(q)
@@ -151,12 +167,13 @@ def attend_fused(
         queries=call.queries, cache=call.cache, score=call.score,
         step=Step(metadata.positions, metadata.seq_lens, metadata.slot_mapping),
         rotation=Rotation(
-            cos, sin, cos.stride(0), query_angles, cos if norm_weight is None else norm_weight, eps
+            cos, sin, cos.stride(0), query_angles, cos if norm_weight is None else norm_weight, eps, value_norm
         ),
         pieces=Pieces(work.arrivals, work.partial_out, work.partial_lse), sinks=options.sinks,
         block_size=block_size, num_sequences=num_sequences, shape=call.shape(tile), SPLITS=work.num_splits,
         SEQUENCES=1 if num_sequences == 1 else _MOST_SEQUENCES,
-        MERGED_ROWS=power_of_two(num_heads // num_kv_heads), NORM=norm_weight is not None, OVERLAP=overlap,
+        MERGED_ROWS=power_of_two(num_heads // num_kv_heads), NORM=norm_weight is not None,
+        KEYS_ARE_VALUES=keys_are_values, OVERLAP=overlap,
         launch_pdl=overlap, num_warps=tile.num_warps, num_stages=tile.num_stages, maxnreg=tile.max_registers,
     )  # fmt: skip
     return results[0]
@@ -166,7 +183,7 @@ def attend_fused(
 def _attend_fused_kernel(
     queries, cache, score, step, rotation, pieces, sinks, block_size, num_sequences, shape,
     SPLITS: tl.constexpr, SEQUENCES: tl.constexpr, MERGED_ROWS: tl.constexpr, NORM: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    KEYS_ARE_VALUES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Grid: (KH * SPLITS or more,). At most MERGED_ROWS of a tile's rows exist."""
     start_next(OVERLAP)
@@ -189,7 +206,7 @@ def _attend_fused_kernel(
         _finish(queries, piece, kv_head, top, total, values, sinks, shape)
     if num_pieces > 0:
         qkv = queries.q + sequence.to(tl.int64) * queries.token
-        q, new_k, new_v = rotate(qkv, cache, score, weights, rotation.eps, kv_head, NORM, shape)
+        q, new_k, new_v = rotate(qkv, cache, score, weights, rotation, kv_head, NORM, KEYS_ARE_VALUES, shape)
         if (piece == first_piece + num_pieces - 1) & (slot >= 0):
             store_row(k_base, cache.k_block, cache.k_token, slot, block_size, new_k, shape)
             store_row(v_base, cache.v_block, cache.v_token, slot, block_size, new_v, shape)

@@ -11,7 +11,13 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from octavo.attention.step.rotate_store import join_pairs, load_pairs, norm_pairs, rotate_pairs
+from octavo.attention.step.rotate_store import (
+    inverse_lengths,
+    join_pairs,
+    load_pairs,
+    norm_pairs,
+    rotate_pairs,
+)
 from octavo.attention.triton.step_map import num_key_tiles
 from octavo.attention.triton.store import round_to, scale_down
 
@@ -19,7 +25,7 @@ from octavo.attention.triton.store import round_to, scale_down
 class Rotation(NamedTuple):
     """Pointers to cosines and sines [T, D / 2], strides, norms' weights [H + KH, D] and eps.
 
-    The strides are a row's, and from there to the queries' own row.
+    The strides are a row's, and from there to the queries' own row; value_eps: that of values' norm, or None.
     """
 
     cos: Any
@@ -28,6 +34,7 @@ class Rotation(NamedTuple):
     queries: Any
     norm: Any
     eps: Any
+    value_eps: Any = None
 
 
 @triton.jit
@@ -58,12 +65,15 @@ def _load_angles(rotation, first, ROWS: tl.constexpr, shape):
 
 
 @triton.jit
-def rotate(qkv, cache, score, weights, eps, kv_head, NORM: tl.constexpr, shape):
+def rotate(
+    qkv, cache, score, weights, rotation, kv_head, NORM: tl.constexpr, KEYS_ARE_VALUES: tl.constexpr, shape
+):
     """Norm and rotate a kv head's queries and its key.
 
     Args:
-        qkv: pointer to the token's heads: q, k, v.
+        qkv: pointer to the token's heads: q, k, v; without v if KEYS_ARE_VALUES.
         weights: of load_weights.
+        rotation: whose eps are read.
 
     Returns:
         (queries, rounded to the dtype of qkv; key and value, rounded as the cache stores them), as pairs.
@@ -72,10 +82,16 @@ def rotate(qkv, cache, score, weights, eps, kv_head, NORM: tl.constexpr, shape):
     num_heads = shape.group * shape.kv_heads
     q = _load_queries(qkv, kv_head, shape)
     k = _load_head(qkv, num_heads + kv_head, shape)
-    v = _load_head(qkv, num_heads + shape.kv_heads + kv_head, shape)
+    if KEYS_ARE_VALUES:
+        v = _load_halves(qkv, num_heads + kv_head, shape)
+    else:
+        v = _load_head(qkv, num_heads + shape.kv_heads + kv_head, shape)
+    if rotation.value_eps is not None:
+        scale = inverse_lengths(v[0], v[1], rotation.value_eps, shape.head_dim)
+        v = (v[0] * scale, v[1] * scale)
     if NORM:
-        q = norm_pairs(q[0], q[1], q_norm[0], q_norm[1], eps, shape.head_dim)
-        k = norm_pairs(k[0], k[1], k_norm[0], k_norm[1], eps, shape.head_dim)
+        q = norm_pairs(q[0], q[1], q_norm[0], q_norm[1], rotation.eps, shape.head_dim)
+        k = norm_pairs(k[0], k[1], k_norm[0], k_norm[1], rotation.eps, shape.head_dim)
     q = rotate_pairs(q[0], q[1], q_angles[0], q_angles[1])
     q = (q[0].to(qkv.dtype.element_ty), q[1].to(qkv.dtype.element_ty))
     k = rotate_pairs(k[0], k[1], k_angles[0], k_angles[1])
@@ -97,6 +113,18 @@ def _load_head(heads, head, shape):
     row = tl.arange(0, _key_rows(shape.packed, shape.rows))[:, None]
     at = heads + (head + row * 0) * shape.head_dim
     return load_pairs(at, row >= 0, shape.head_dim, shape.padded_dim // 2)
+
+
+@triton.jit
+def _load_halves(heads, head, shape):
+    """Load a head as _load_head does, but numbers 0, 2, 4, ... of it before numbers 1, 3, 5, ..."""
+    HALF: tl.constexpr = shape.head_dim // 2
+    row = tl.arange(0, _key_rows(shape.packed, shape.rows))[:, None]
+    dim = tl.arange(0, shape.padded_dim)[None, :] + row * 0
+    at = heads + head * shape.head_dim + dim % HALF * 2 + dim // HALF
+    both = tl.load(at, mask=dim < shape.head_dim, other=0.0).to(tl.float32)
+    first, second = tl.split(tl.reshape(both, [both.shape[0], shape.padded_dim // 2, 2]))
+    return first, second
 
 
 @triton.jit

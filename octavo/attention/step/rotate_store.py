@@ -5,7 +5,10 @@ projection and the cache:
 
     qkv [T, H + 2 KH, D]   q heads   norm -> rotate -> back to qkv
                            k heads   norm -> rotate -> k_cache[slot]
-                           v heads                     v_cache[slot]
+                           v heads   norm, if any   -> v_cache[slot]
+
+Where keys are values, k heads come twice: as keys, and without norm and rotation in place of v heads. Where a
+layer reads another one's cache, there are only q heads.
 """
 
 from functools import cache
@@ -39,6 +42,9 @@ def rotate_and_store(
     keep_k: bool = False,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    value_norm: float | None = None,
+    keys_are_values: bool = False,
+    shares_cache: bool = False,
 ) -> Tensor:
     """Normalise and rotate query and key heads, and write keys and values to the paged cache.
 
@@ -47,17 +53,21 @@ def rotate_and_store(
     Args:
         qkv: [T, (H + 2 KH) * D] bfloat16, float16 or float32: q heads, k heads, v heads; last dimension
             contiguous; pairs that rotate are neighbours (see layers.rotary). The result overwrites its q
-            part, with keep_k also its k part.
+            part, with keep_k also its k part. With keys_are_values it has no v heads, with shares_cache only
+            q heads.
         slot_mapping: [T] int32 or int64, block id * B + offset; -1 writes nothing.
         cos, sin: [T, at least D / 2] float32; only the first D / 2 columns are read.
         k_cache, v_cache: [N, B, KH, D] of any float dtype, any strides, last dimension contiguous; written.
             float8 (e4m3) saturates.
         num_heads: H.
-        norm_weight: [H + KH, D] contiguous, RMS-norm weight of each q and k head; None: no norm.
+        norm_weight: [H + KH, D] contiguous, RMS-norm weight of each q and k head; [H, D] with shares_cache;
+            None: no norm.
         eps: added to the mean square of a head.
         query_angles: elements from a token's cosines and sines to those of its queries; 0: keys have the same.
         keep_k: write normed and rotated keys back to qkv, too.
         k_scale, v_scale: see LayerCache.
+        value_norm, keys_are_values: see LayerOptions.
+        shares_cache: write nothing to the cache.
 
     Returns:
         The view [T, H, D] of qkv with the rotated queries.
@@ -65,22 +75,25 @@ def rotate_and_store(
     Raises:
         InvalidArgumentError: a shape or stride does not fit.
     """
-    _check(qkv, k_cache, v_cache, cos, sin, num_heads, norm_weight)
-    _check_scales(k_cache, k_scale, v_scale)
     _, block_size, num_kv_heads, head_dim = k_cache.shape
+    num_keys = 0 if shares_cache else num_kv_heads
+    num_all = num_heads + num_keys * (1 if keys_are_values else 2)
+    _check(qkv, k_cache, v_cache, cos, sin, (num_all, num_heads + num_keys), norm_weight)
+    _check_scales(k_cache, k_scale, v_scale)
     num_tokens = qkv.shape[0]
     q = qkv.as_strided((num_tokens, num_heads, head_dim), (qkv.stride(0), head_dim, 1))
     if num_tokens == 0:
         return q
-    num_pairs, heads_per_program, num_programs, num_warps = _tile(head_dim, num_heads + 2 * num_kv_heads)
-    # Arguments go by position: 34 keywords would cost the host 3 us more in every layer.
+    num_pairs, heads_per_program, num_programs, num_warps = _tile(head_dim, num_all)
+    # Arguments go by position: 38 keywords would cost the host 3 us more in every layer.
     launch(
         _rotate_and_store_kernel,
         (num_tokens, num_programs),
         qkv, k_cache, v_cache, slot_mapping, cos, sin, cos if norm_weight is None else norm_weight, k_scale,
-        v_scale, eps, block_size, qkv.stride(0), *k_cache.stride()[:3], *v_cache.stride()[:3], *cos.stride(),
-        *sin.stride(), query_angles, num_heads, num_kv_heads, head_dim, num_pairs, heads_per_program,
-        norm_weight is not None, keep_k,
+        v_scale, eps, value_norm or 0.0, block_size, qkv.stride(0), *k_cache.stride()[:3],
+        *v_cache.stride()[:3], *cos.stride(), *sin.stride(), query_angles, num_heads, num_keys, head_dim,
+        num_pairs, heads_per_program, norm_weight is not None, keep_k, value_norm is not None,
+        keys_are_values,
         num_warps=num_warps, **overlap_options(qkv),
     )  # fmt: skip
     return q
@@ -88,7 +101,7 @@ def rotate_and_store(
 
 @cache
 def _tile(head_dim: int, num_all: int) -> tuple[int, int, int, int]:
-    """Return (pairs and heads of a program, programs, warps) for a token's num_all = H + 2 KH heads."""
+    """Return (pairs and heads of a program, programs, warps) for a token's num_all heads."""
     num_pairs = power_of_two(head_dim // 2)
     heads_per_program = min(max(1, _VALUES // (2 * num_pairs)), power_of_two(num_all))
     num_warps = max(1, heads_per_program * num_pairs * 2 // _OF_WARP)
@@ -101,20 +114,21 @@ def _check(
     v_cache: Tensor,
     cos: Tensor,
     sin: Tensor,
-    num_heads: int,
+    heads: tuple[int, int],
     norm_weight: Tensor | None,
 ) -> None:
+    """Check shapes and strides; heads: how many qkv has, and how many of them rotate."""
     k_shape = k_cache.shape
     if len(k_shape) != 4 or k_shape != v_cache.shape or k_cache.stride(3) != 1 or v_cache.stride(3) != 1:
         raise InvalidArgumentError(
             "k_cache and v_cache must both be [N, B, KH, D] with a contiguous last dimension, "
             f"got {list(k_shape)} and {list(v_cache.shape)}"
         )
-    _, _, num_kv_heads, head_dim = k_shape
-    width = (num_heads + 2 * num_kv_heads) * head_dim
+    head_dim = k_shape[3]
+    width = heads[0] * head_dim
     if qkv.ndim != 2 or qkv.shape[1] != width or qkv.stride(1) != 1:
         raise InvalidArgumentError(
-            f"qkv must be [T, (H + 2 KH) * D] = [T, {width}] with a contiguous last dimension, "
+            f"qkv must be [T, heads * D] = [T, {width}] with a contiguous last dimension, "
             f"got shape {list(qkv.shape)}, strides {list(qkv.stride())}"
         )
     cos_shape = cos.shape
@@ -130,10 +144,11 @@ def _check(
             f"cos and sin must both be [{num_tokens}, {smallest} or more] for even D = {head_dim}, "
             f"got {list(cos_shape)} and {list(sin.shape)}"
         )
-    expected = (num_heads + num_kv_heads, head_dim)
+    expected = (heads[1], head_dim)
     if norm_weight is not None and (norm_weight.shape != expected or not norm_weight.is_contiguous()):
         raise InvalidArgumentError(
-            f"norm_weight must be contiguous [H + KH, D] = {list(expected)}, got {list(norm_weight.shape)}"
+            f"norm_weight must be contiguous [rotated heads, D] = {list(expected)}, "
+            f"got {list(norm_weight.shape)}"
         )
 
 
@@ -157,10 +172,15 @@ def load_pairs(row_at, is_row, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr):
 
 
 @triton.jit
+def inverse_lengths(first, second, eps, HEAD_DIM: tl.constexpr):
+    """Return what an RMS norm without a weight multiplies heads [HEADS, 1] by, as pairs [HEADS, PAIRS]."""
+    return tl.rsqrt(tl.sum(first * first + second * second, axis=1)[:, None] / HEAD_DIM + eps)
+
+
+@triton.jit
 def norm_pairs(first, second, first_weight, second_weight, eps, HEAD_DIM: tl.constexpr):
     """RMS-norm heads, as pairs [HEADS, PAIRS] float32."""
-    mean_square = tl.sum(first * first + second * second, axis=1)[:, None] / HEAD_DIM
-    scale = tl.rsqrt(mean_square + eps)
+    scale = inverse_lengths(first, second, eps, HEAD_DIM)
     return first * scale * first_weight, second * scale * second_weight
 
 
@@ -187,40 +207,55 @@ def _store_pairs(row_at, is_row, first, second, HEAD_DIM: tl.constexpr, PAIRS: t
 @triton.jit
 def _store_heads(
     cache_ptr, slot, block_size, stride_block, stride_token, stride_head, head, is_own,
-    first, second, scale_ptr, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr,
+    first, second, scale_ptr, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr, HALVES: tl.constexpr = False,
 ):  # fmt: skip
-    """Divide a token's own heads by their scales, if there are any, and store them in a slot of a cache."""
+    """Divide a token's own heads by their scales, if there are any, and store them in a slot of a cache.
+
+    HALVES: first members of all pairs come before the second ones.
+    """
     row_at = cache_ptr + slot // block_size * stride_block + slot % block_size * stride_token
+    row_at += head * stride_head
     first = scale_down(first, scale_ptr, head, is_own)
     second = scale_down(second, scale_ptr, head, is_own)
-    _store_pairs(row_at + head * stride_head, is_own, first, second, HEAD_DIM, PAIRS)
+    if HALVES:
+        pair = tl.arange(0, PAIRS)[None, :]
+        is_pair = is_own & (pair < HEAD_DIM // 2)
+        tl.store(row_at + pair, round_to(first, cache_ptr.dtype.element_ty), mask=is_pair)
+        tl.store(row_at + HEAD_DIM // 2 + pair, round_to(second, cache_ptr.dtype.element_ty), mask=is_pair)
+    else:
+        _store_pairs(row_at, is_own, first, second, HEAD_DIM, PAIRS)
 
 
 @triton.jit(do_not_specialize=["query_angles"])
 def _rotate_and_store_kernel(
     qkv_ptr, k_cache_ptr, v_cache_ptr, slot_mapping_ptr, cos_ptr, sin_ptr,
-    norm_weight_ptr, k_scale_ptr, v_scale_ptr, eps, block_size, stride_qkv,
+    norm_weight_ptr, k_scale_ptr, v_scale_ptr, eps, value_eps, block_size, stride_qkv,
     stride_k_block, stride_k_token, stride_k_head, stride_v_block, stride_v_token, stride_v_head,
     stride_cos_row, stride_cos_column, stride_sin_row, stride_sin_column, query_angles,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr,
-    HEADS: tl.constexpr, NORM: tl.constexpr, KEEP_K: tl.constexpr, OVERLAP: tl.constexpr,
+    HEADS: tl.constexpr, NORM: tl.constexpr, KEEP_K: tl.constexpr, VALUE_NORM: tl.constexpr,
+    KEYS_ARE_VALUES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (T, ceil((H + 2 KH) / HEADS)). A program owns its heads: in place is safe."""
+    """Grid: (T, ceil(heads of qkv / HEADS)). A program owns its heads: in place is safe."""
     NUM_ROTATED: tl.constexpr = NUM_HEADS + NUM_KV_HEADS
+    FIRST_VALUE: tl.constexpr = NUM_HEADS if KEYS_ARE_VALUES else NUM_ROTATED
     start_next(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS)).to(tl.int64)[:, None]
     is_rotated = head < NUM_ROTATED
     row_at = qkv_ptr + token * stride_qkv + head * HEAD_DIM
-    is_head = head < NUM_ROTATED + NUM_KV_HEADS
+    is_head = head < FIRST_VALUE + NUM_KV_HEADS
     wait_for_previous(OVERLAP)
     first, second = load_pairs(row_at, is_head, HEAD_DIM, PAIRS)
+    first_value, second_value = first, second
+    if VALUE_NORM:
+        scale = inverse_lengths(first, second, value_eps, HEAD_DIM)
+        first_value *= scale
+        second_value *= scale
     if NORM:
         weight_at = norm_weight_ptr + head * HEAD_DIM
         first_weight, second_weight = load_pairs(weight_at, is_rotated, HEAD_DIM, PAIRS)
-        normed = norm_pairs(first, second, first_weight, second_weight, eps, HEAD_DIM)
-        first = tl.where(is_rotated, normed[0], first)
-        second = tl.where(is_rotated, normed[1], second)
+        first, second = norm_pairs(first, second, first_weight, second_weight, eps, HEAD_DIM)
 
     pair = tl.arange(0, PAIRS)[None, :]
     is_pair = is_rotated & (pair < HEAD_DIM // 2)
@@ -228,22 +263,23 @@ def _rotate_and_store_kernel(
     cos_at, sin_at = token * stride_cos_row + shift, token * stride_sin_row + shift
     cos = tl.load(cos_ptr + cos_at + pair * stride_cos_column, mask=is_pair, other=1.0)
     sin = tl.load(sin_ptr + sin_at + pair * stride_sin_column, mask=is_pair, other=0.0)
-    rotated_first, rotated_second = rotate_pairs(first, second, cos, sin)
+    first, second = rotate_pairs(first, second, cos, sin)
 
     is_kept = head < (NUM_ROTATED if KEEP_K else NUM_HEADS)
-    _store_pairs(row_at, is_kept, rotated_first, rotated_second, HEAD_DIM, PAIRS)
-    slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    if slot >= 0:
-        _store_heads(
-            k_cache_ptr, slot, block_size, stride_k_block, stride_k_token, stride_k_head,
-            head - NUM_HEADS, is_rotated & (head >= NUM_HEADS),
-            rotated_first, rotated_second, k_scale_ptr, HEAD_DIM, PAIRS,
-        )  # fmt: skip
-        _store_heads(
-            v_cache_ptr, slot, block_size, stride_v_block, stride_v_token, stride_v_head,
-            head - NUM_ROTATED, (head >= NUM_ROTATED) & (head < NUM_ROTATED + NUM_KV_HEADS),
-            rotated_first, rotated_second, v_scale_ptr, HEAD_DIM, PAIRS,
-        )  # fmt: skip
+    _store_pairs(row_at, is_kept, first, second, HEAD_DIM, PAIRS)
+    if NUM_KV_HEADS > 0:
+        slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
+        if slot >= 0:
+            _store_heads(
+                k_cache_ptr, slot, block_size, stride_k_block, stride_k_token, stride_k_head,
+                head - NUM_HEADS, is_rotated & (head >= NUM_HEADS),
+                first, second, k_scale_ptr, HEAD_DIM, PAIRS,
+            )  # fmt: skip
+            _store_heads(
+                v_cache_ptr, slot, block_size, stride_v_block, stride_v_token, stride_v_head,
+                head - FIRST_VALUE, is_head & (head >= FIRST_VALUE),
+                first_value, second_value, v_scale_ptr, HEAD_DIM, PAIRS, KEYS_ARE_VALUES,
+            )  # fmt: skip
 
 
 _TOKENS = 16

@@ -69,11 +69,11 @@ class Layers:
 
     def split_tile(self) -> TileShape:
         """Return the tiling for few query tokens whose keys are read in parts."""
-        return decode_shape(self.group, self._padded_dim, self.cache_dtype)
+        return decode_shape(self.group, self._padded_dim, self.cache_dtype, device=self.device)
 
     def portable_tile(self) -> TileShape:
         """Return the tiling for many query tokens whose keys may be read in parts."""
-        return prefill_shape(self.group, self._padded_dim, self._product_dtype)
+        return prefill_shape(self.group, self._padded_dim, self._product_dtype, self.device)
 
     def whole_tile(self, num_tokens: int) -> TileShape:
         """Return the tiling for many query tokens, num_tokens in all, whose keys are read in one part."""
@@ -89,7 +89,7 @@ class Layers:
 
     def deterministic_tile(self) -> TileShape:
         """Return the only tiling of a deterministic step."""
-        return deterministic_shape(self.group, self._padded_dim, self._product_dtype)
+        return deterministic_shape(self.group, self._padded_dim, self._product_dtype, self.device)
 
     def num_parts(self, tile: TileShape, num_units: int, max_seq_len: int, num_splits: int) -> int:
         """Return how many programs share the keys of a prefill unit; num_splits: see make_step_map."""
@@ -148,16 +148,17 @@ def decode_tile(
         num_sequences: S. A single sequence is split over all programs.
         shares: other kernels read the prefixes that the sequences share.
     """
+    shape = hopper.DECODE_SHAPES.get(head_dim)
     if (
         num_sequences > 1
-        and head_dim == hopper.DECODE_DIM
-        and group <= hopper.DECODE_SHAPE.rows
+        and shape is not None
+        and group <= shape.rows
         and hopper.unsupported_reason(device, dtype, head_dim=head_dim, block_size=block_size) is None
     ):
-        if shares:
+        if shares and shape == hopper.DECODE_SHAPE:
             return hopper.LEAF_SHAPE if num_sequences >= _MANY_LEAVES else hopper.FEW_LEAVES_SHAPE
-        return hopper.DECODE_SHAPE
-    return decode_shape(group, padded_head_dim(head_dim), dtype, is_alone=num_sequences == 1)
+        return shape
+    return decode_shape(group, padded_head_dim(head_dim), dtype, is_alone=num_sequences == 1, device=device)
 
 
 def prompt_tile(
@@ -174,10 +175,14 @@ def prompt_tile(
 
     Args:
         num_rows: query tokens times heads.
-        portable: the tiling for the portable kernel, and for all but short prompts.
+        portable: the tiling for the portable kernel, and for all but short prompts and wide heads.
     """
     reason = hopper.unsupported_reason(device, dtype, head_dim=head_dim, block_size=block_size)
-    return hopper.SHORT_SHAPE if reason is None and hopper.is_short(device, group, num_rows) else portable
+    if reason is not None:
+        return portable
+    if head_dim == hopper.WIDE_DIM:
+        return hopper.WIDE_SHAPE if group <= hopper.WIDE_SHAPE.rows else portable
+    return hopper.SHORT_SHAPE if hopper.is_short(device, group, num_rows) else portable
 
 
 def node_tiles(
@@ -191,6 +196,9 @@ def node_tiles(
     """
     reason = hopper.unsupported_reason(device, dtype, head_dim=head_dim, block_size=block_size)
     if reason is None and group <= hopper.BESIDE_SHAPE.rows:
+        if head_dim == hopper.WIDE_DIM:
+            return hopper.WIDE_SHAPE, hopper.WIDE_SHAPE, False
         return hopper.NODE_SHAPE, hopper.BESIDE_SHAPE, False
-    tile = node_shape(group, padded_head_dim(head_dim), torch.float16 if dtype == FLOAT8 else dtype)
+    product_dtype = torch.float16 if dtype == FLOAT8 else dtype
+    tile = node_shape(group, padded_head_dim(head_dim), product_dtype, device)
     return tile, tile, True

@@ -20,6 +20,8 @@ from octavo.attention.tilings.portable import ONE_BLOCK, TileShape, padded_head_
 from octavo.kernels.launch import varying
 
 LOG2_E = 1.4426950408889634
+# Numbers of a unit's record, see step_map.py.
+RECORD = tl.constexpr(8)
 # From a token's first head to its last one, kernels count elements in 32 bits.
 _LARGEST_OFFSET = 2**31 - 1
 

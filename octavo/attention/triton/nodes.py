@@ -45,7 +45,7 @@ def node_call(
 ) -> Call:
     """Make the arguments of the node kernels: they read the plan's block ids and write its partial results.
 
-    Arguments as for make_call; options have no window.
+    Arguments as for make_call; options have the forest's window.
     """
     results = (forest.partial_out, forest.partial_lse)
     return make_call(q, layer, positions, forest.node_table, options, results)
@@ -91,7 +91,7 @@ def _launch(
 def _attend_nodes_kernel(
     queries, cache, score, units, count, tokens, partial_ids, num_rows, shape, OVERLAPS: tl.constexpr
 ):
-    """Attend the (unit, kv head)s of this program's turns; each query sees all keys of its node."""
+    """Attend the (unit, kv head)s of this program's turns; without a window, each query sees all keys."""
     if OVERLAPS:
         tl.extra.cuda.gdc_launch_dependents()
     program, num_programs = tl.program_id(0), tl.num_programs(0)
@@ -111,9 +111,18 @@ def _attend_nodes_kernel(
         q = load_queries(queries, token, head, exists, shape)
         position = tl.load(queries.positions + token, mask=exists, other=-1)
         slope = load_slopes(score, position, tl.load(record), head, valid, shape)
+        tile, tile_end = kv_begin // shape.keys, kv_end // shape.keys
+        top, total, values = empty_state(shape)
+        if shape.windowed:
+            full = tl.minimum(tile_end, tl.cdiv(tl.load(record + 5), shape.keys))
+            top, total, values = attend_tiles(
+                top, total, values, q, position, slope, cache, tl.load(record), kv_head,
+                tile, full, kv_begin, kv_end, score, shape, True,
+            )  # fmt: skip
+            tile = full
         top, total, values = attend_tiles(
-            *empty_state(shape), q, position, slope, cache, tl.load(record), kv_head,
-            kv_begin // shape.keys, kv_end // shape.keys, kv_begin, kv_end, score, shape, False,
+            top, total, values, q, position, slope, cache, tl.load(record), kv_head,
+            tile, tile_end, kv_begin, kv_end, score, shape, False,
         )  # fmt: skip
         out, lse = normalise(top, total, values)
         partial = tl.load(partial_ids + entry, mask=valid, other=0).to(tl.int64)

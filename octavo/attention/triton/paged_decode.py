@@ -20,6 +20,9 @@ from octavo.attention.triton.tiles import (
 from octavo.kernels.device import power_of_two
 from octavo.kernels.launch import launch, overlaps, start_next, wait_for_previous
 
+# Numbers that a program merges at a time.
+_MERGED_VALUES = tl.constexpr(8192)
+
 
 def attend_decode(call: Call, metadata: AttentionMetadata, work: DecodeWork, *, early: bool) -> None:
     """Attend the decode units and write their rows of the results; clear rows that no sequence covers.
@@ -175,9 +178,9 @@ def _fold_pieces(
 ):  # fmt: skip
     """Fold a (unit, kv head)'s pieces, in order, into a running softmax: (top [R], total [R], values [R, D]).
 
-    Specification: octavo.attention.merge. About 64 rows are in registers at a time.
+    Specification: octavo.attention.merge. About 64 rows of 128 numbers are in registers at a time.
     """
-    CHUNK: tl.constexpr = max(2, min(32, 64 // ROWS))
+    CHUNK: tl.constexpr = max(2, min(32, _MERGED_VALUES // (ROWS * max(128, shape.padded_value_dim))))
     row = tl.arange(0, ROWS)
     d = tl.arange(0, shape.padded_value_dim)
     top = tl.full([ROWS], float("-inf"), tl.float32)

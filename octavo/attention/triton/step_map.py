@@ -22,11 +22,11 @@ from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.score_options import ScoreOptions
 from octavo.attention.tilings.portable import TileShape
 from octavo.attention.tilings.step_tiles import Layers
-from octavo.attention.triton.kernel_call import DecodeWork, PrefillWork, StepMap
+from octavo.attention.triton.kernel_call import RECORD, DecodeWork, PrefillWork, StepMap
+from octavo.attention.triton.window_nodes import see_nodes
 from octavo.kernels.device import num_multiprocessors, power_of_two
 from octavo.kernels.launch import launch
 
-RECORD = tl.constexpr(8)
 # Unused records that a program marks at a time.
 CLEARED = tl.constexpr(128)
 # One warp merges the pieces of a decode unit, at more than a microsecond each.
@@ -71,7 +71,7 @@ def make_step_map(
     """Make a step's task map on the device, without waiting for it.
 
     Args:
-        metadata: the step; layers without a window use its forest.
+        metadata: the step; layers with the window of its forest use that.
         num_tokens: T, rows of q.
         num_heads: H.
         num_kv_heads: KH.
@@ -104,13 +104,18 @@ def make_step_map(
             prefill or layers.deterministic_tile(), metadata, layers.group, num_tokens, see
         )
         return StepMap(None, work, window, None, right, positions)
-    forest = metadata.forest if window is None else None
+    forest = metadata.forest
+    if forest is not None and forest.unsupported_reason(window) is not None:
+        forest = None
     decode = decode or layers.decode_tile(metadata.seq_lens.shape[0], shares=forest is not None)
     prefill = prefill or _prefill_tile(layers, metadata, num_tokens, num_splits)
     if forest is not None:
         num_sequences, tile_keys = metadata.seq_lens.shape[0], max(decode.keys, prefill.keys)
         forest.check_step((num_heads, num_kv_heads, head_dim), num_tokens, num_sequences, tile_keys)
         see = replace(see, leaf_begin=forest.leaf_begin, leaves_begin_at=forest.align_tokens)
+        if window is not None:
+            # Launched first: what follows waits for it, so its results are there when node kernels start.
+            see_nodes(forest, metadata.positions, window)
     max_decode_tokens = decode.rows // layers.group
     has_prefill = metadata.max_query_len > max_decode_tokens
     if num_splits > 0:
@@ -281,7 +286,7 @@ def list_units_kernel(
             kv_begin = tl.minimum(kv_end, tl.maximum(0, lowest - window + 1))
             full_begin = tl.maximum(0, highest - window + 1)
         if leaf_begin is not None:
-            kv_begin = tl.minimum(kv_end, tl.load(leaf_begin + s))
+            kv_begin = tl.minimum(kv_end, tl.maximum(kv_begin, tl.load(leaf_begin + s)))
         if first_keys is not None:
             first_key = tl.maximum(0, tl.load(first_keys + s))
             kv_begin = tl.minimum(kv_end, tl.maximum(kv_begin, first_key))

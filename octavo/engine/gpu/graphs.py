@@ -189,14 +189,20 @@ class CapturedNetwork:
     Attributes:
         decoder: the network.
         kv_cache: its cache.
-        forest: what sequences of a step have in common, where steps are said to share; None: they never do.
+        forests: what sequences of a step have in common in each group of layers, where steps are said to
+            share; None: they never do, or the group has no layers.
         max_model_len: longest sequence, tokens.
     """
 
     decoder: Decoder
     kv_cache: KVCache
-    forest: DeviceForest | None
+    forests: tuple[DeviceForest | None, ...]
     max_model_len: int
+
+    @property
+    def can_share(self) -> bool:
+        """Whether steps may read what sequences have in common once."""
+        return any(self.forests)
 
     def shortened(self) -> "CapturedNetwork":
         """Return a network with one layer of each kind: it launches every kernel that this one does."""
@@ -227,7 +233,7 @@ class CapturedNetwork:
             cu_seqlens_q: [S + 1] int32.
             seq_lens: [S] int32.
             max_query_len: most new tokens of a sequence.
-            shares: the forest holds a plan of this step.
+            shares: the forests hold plans of this step.
             is_fresh, keys_are_old: see AttentionMetadata.
 
         Returns:
@@ -242,10 +248,10 @@ class CapturedNetwork:
                 block_table=block_table,
                 max_query_len=max_query_len,
                 max_seq_len=self.max_model_len,
-                work=self.forest if shares and index == 0 else None,
+                work=forest if shares else None,
                 is_fresh=is_fresh,
                 keys_are_old=keys_are_old,
             )
-            for index, (slots, block_table) in enumerate(groups)
+            for (slots, block_table), forest in zip(groups, self.forests, strict=True)
         )
         return self.decoder.forward(input_ids, self.kv_cache, *metadata)

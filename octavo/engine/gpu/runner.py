@@ -67,9 +67,9 @@ class GpuRunner:
         self._device = plan.device
         self._inputs = StepInputBuilder(plan)
         self._rows = DeviceRows(self._inputs.tables, plan.device)
-        self._forest = _forest_of(decoder, kv_cache, plan) if plan.shares_prefixes else None
+        self._forests = _forests_of(decoder, kv_cache, plan)
         self._buffers = StepBuffers(decoder, plan)
-        network = CapturedNetwork(decoder, kv_cache, self._forest, plan.max_model_len)
+        network = CapturedNetwork(decoder, kv_cache, self._forests, plan.max_model_len)
         with torch.cuda.device(plan.device):
             shared = (GraphPool(), network, self._rows, self._buffers)
             self._copies = torch.cuda.Stream()
@@ -80,7 +80,7 @@ class GpuRunner:
         sizes = (plan.max_num_seqs, plan.max_num_batched_tokens, plan.max_model_len, plan.shares_prefixes)
         self._kernels_job = (decoder.describe(), kv_cache.data.dtype, kv_cache.block_size, *sizes)
         self._preparation = Preparation(self.graphs, plan)
-        # The requests of the last decode step, whose rows and forest the device has, and whether they share.
+        # The requests of the last decode step, whose rows and forests the device has, and whether they share.
         self._batch: list[Request] = []
         self._shares = False
         self._newest: Outcome | None = None
@@ -161,20 +161,28 @@ class GpuRunner:
         rows = [request.row for request in requests]
         self._decode_graphs.set_batch(rows)
         num_columns = -(-max(seq_lens) // self.kv_cache.block_size)
-        block_table = self._inputs.tables[0].rows(rows, num_columns)
-        self._shares = self._share(block_table, np.array(seq_lens), np.arange(len(rows) + 1))
+        block_tables = [tables.rows(rows, num_columns) for tables in self._inputs.tables]
+        self._shares = self._share(block_tables, np.array(seq_lens), np.arange(len(rows) + 1))
         self._batch = requests
 
-    def _share(self, block_table: np.ndarray, seq_lens: np.ndarray, cu_seqlens_q: np.ndarray) -> bool:
-        """Send a step's forest to the device; False if sharing would not pay."""
+    def _share(
+        self, block_tables: Sequence[np.ndarray], seq_lens: np.ndarray, cu_seqlens_q: np.ndarray
+    ) -> bool:
+        """Send a step's forest of each group of layers to the device; False if sharing would not pay."""
         self._plan_sharing = Sharing()
-        if self._forest is None or len(seq_lens) == 1:
+        if len(seq_lens) == 1:
             return False
-        plan = self._forest.plan(block_table, seq_lens, cu_seqlens_q)
-        self._plan_sharing = plan.sharing
-        if plan.num_units:
-            self._forest.upload(plan)
-        return plan.num_units > 0
+        plans = [
+            (forest, forest.plan(block_table, seq_lens, cu_seqlens_q))
+            for forest, block_table in zip(self._forests, block_tables, strict=True)
+            if forest is not None
+        ]
+        pays = any(plan.num_units for _, plan in plans)
+        if pays:
+            self._plan_sharing = plans[0][1].sharing
+            for forest, plan in plans:
+                forest.upload(plan)
+        return pays
 
     def _share_once(self) -> None:
         """Plan a step of sequences that share all but their last block, as the first real one will be."""
@@ -182,7 +190,7 @@ class GpuRunner:
         table = np.tile(np.arange(num_columns, dtype=np.int32), (num_seqs, 1))
         table[:, -1] = np.arange(num_seqs)
         seq_lens = np.full(num_seqs, num_columns * self.kv_cache.block_size)
-        self._share(table, seq_lens, np.arange(num_seqs + 1))
+        self._share([table] * len(self._forests), seq_lens, np.arange(num_seqs + 1))
 
     def _mask_once(self) -> None:
         """Apply a mask that allows all tokens to rows that nobody reads: PyTorch then loads its kernels."""
@@ -216,8 +224,8 @@ class GpuRunner:
     def _forward(self, step_input: StepInput, scheduled: list[ScheduledRequest]) -> Tensor:
         input_ids = self._mixed_graphs.load(step_input)
         self._fill_in_tokens(input_ids, step_input, scheduled)
-        block_table = step_input.groups[0].block_table
-        shares = self._share(block_table, step_input.seq_lens, step_input.cu_seqlens_q)
+        block_tables = [group.block_table for group in step_input.groups]
+        shares = self._share(block_tables, step_input.seq_lens, step_input.cu_seqlens_q)
         self._sharing = self._sharing.after(self._plan_sharing)
         is_fresh = len(scheduled) == 1 and scheduled[0].start == 0
         return self._mixed_graphs.run(input_ids.shape[0], shares=shares, is_fresh=is_fresh)
@@ -296,14 +304,27 @@ def _parts(places: list[int]) -> list[list[int]]:
     return [places[begin : begin + ROWS_AT_ONCE] for begin in range(0, len(places), ROWS_AT_ONCE)]
 
 
-def _forest_of(decoder: Decoder, kv_cache: KVCache, plan: ExecutionPlan) -> DeviceForest:
-    return DeviceForest(
-        max_num_seqs=plan.max_num_seqs,
-        max_num_tokens=plan.max_num_tokens,
-        num_heads=decoder.num_heads,
-        num_kv_heads=decoder.num_kv_heads,
-        head_dim=decoder.config.head_dim,
-        block_size=kv_cache.block_size,
-        dtype=kv_cache.data.dtype,
-        device=kv_cache.data.device,
-    )
+def _forests_of(decoder: Decoder, kv_cache: KVCache, plan: ExecutionPlan) -> tuple[DeviceForest | None, ...]:
+    """Return a forest for each group of layers, None for one that has no layers."""
+    forests: list[DeviceForest | None] = []
+    for group in plan.layout.groups:
+        if not (plan.shares_prefixes and group.layers):
+            forests.append(None)
+            continue
+        kind = group.kind
+        alike = next((each for each in forests if each is not None and each.heads[1:] == kind.shape), None)
+        forests.append(
+            DeviceForest(
+                max_num_seqs=plan.max_num_seqs,
+                max_num_tokens=plan.max_num_tokens,
+                num_heads=decoder.num_heads,
+                num_kv_heads=kind.num_kv_heads,
+                head_dim=kind.head_dim,
+                block_size=kv_cache.block_size,
+                dtype=kv_cache.data.dtype,
+                device=kv_cache.data.device,
+                window=kind.window,
+                beside=alike,
+            )
+        )
+    return tuple(forests)

@@ -62,7 +62,7 @@ class MixedGraphs(StepGraphs[MixedVariant]):
             if size >= MIN_TOKENS:
                 yield MixedVariant(size, shares=False, is_fresh=True)
             yield MixedVariant(size, shares=False, is_fresh=False)
-            if self.network.forest is not None:
+            if self.network.can_share:
                 yield MixedVariant(size, shares=True, is_fresh=False)
 
     def load(self, step: StepInput) -> Tensor:
@@ -89,7 +89,7 @@ class MixedGraphs(StepGraphs[MixedVariant]):
 
         Args:
             num_tokens: its tokens.
-            shares: the forest holds a plan of it.
+            shares: the forests hold plans of it.
             is_fresh: see AttentionMetadata.
 
         Returns:
@@ -146,7 +146,7 @@ class DecodeGraphs(StepGraphs[DecodeVariant]):
         for size in reversed(self._sizes):
             yield DecodeVariant(size, shares=False)
             # A single sequence has no other to share with.
-            if self.network.forest is not None and size > 1:
+            if self.network.can_share and size > 1:
                 yield DecodeVariant(size, shares=True)
 
     def set_batch(self, rows: list[int]) -> None:
@@ -158,7 +158,7 @@ class DecodeGraphs(StepGraphs[DecodeVariant]):
 
         Args:
             num_seqs: S, rows of the batch.
-            shares: the forest holds a plan of this batch.
+            shares: the forests hold plans of this batch.
         """
         self.replay(DecodeVariant(next_size(self._sizes, num_seqs), shares=shares))
 

@@ -228,7 +228,7 @@ class ExecutionPlan:
     @property
     def table_bytes(self) -> int:
         """Memory of block tables, on the host: int32, and a step gathers its rows into another table."""
-        return self.max_num_seqs * len(self.layout.groups) * (2 * 4 * self.max_blocks + _ROW_BYTES)
+        return self.max_num_seqs * len(self.layout.groups) * (2 * 4 * self.table_columns + _ROW_BYTES)
 
     @property
     def host_bytes_per_block(self) -> int:
@@ -250,6 +250,11 @@ class ExecutionPlan:
     def max_blocks(self) -> int:
         """Blocks of a sequence of max_model_len."""
         return -(-self.max_model_len // self.block_size)
+
+    @property
+    def table_columns(self) -> int:
+        """Block ids of a row of a block table: a sequence has all blocks of its last page."""
+        return self.max_blocks + self.layout.groups[0].blocks_per_page - 1
 
     @property
     def max_full_sequences(self) -> float:

@@ -88,13 +88,17 @@ def gpu_working_bytes(plan: ExecutionPlan) -> int:
     total += 2 * num_seqs * model.vocab_size * (_FLOAT32 if is_float32 else itemsize)
     total += rare_bytes(model.vocab_size, num_seqs) + SMALL_BYTES
     # Tables of the device's rows, and those that both kinds of graphs read.
-    total += 3 * _INT32 * num_seqs * plan.max_blocks
+    total += 3 * _INT32 * num_seqs * plan.table_columns * len(plan.layout.groups)
     if plan.shares_prefixes:
-        total += DeviceForest.nbytes(
-            max_num_seqs=num_seqs,
-            max_num_tokens=plan.max_num_tokens,
-            num_heads=share.num_heads,
-            head_dim=share.head_dim,
+        # Groups of layers with equal heads share the memory of results.
+        total += sum(
+            DeviceForest.nbytes(
+                max_num_seqs=num_seqs,
+                max_num_tokens=plan.max_num_tokens,
+                num_heads=share.num_heads,
+                head_dim=head_dim,
+            )
+            for _, head_dim in {group.kind.shape for group in plan.layout.groups if group.layers}
         )
     if "blocks" in plan.quantised_bytes:
         total += _unpacked_bytes(share, itemsize)

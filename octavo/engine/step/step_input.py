@@ -91,7 +91,7 @@ class StepInputBuilder:
 
     def __init__(self, plan: ExecutionPlan) -> None:
         self.block_size = plan.block_size
-        self.tables = [BlockTables(plan.max_num_seqs, plan.max_blocks) for _ in plan.layout.groups]
+        self.tables = [BlockTables(plan.max_num_seqs, plan.table_columns) for _ in plan.layout.groups]
 
     def build(self, scheduled: list[ScheduledRequest]) -> StepInput:
         """Turn a step's requests into arrays; brings their rows of the block tables up to date first."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention.cache import KVCache
-from octavo.attention.checks import bad_slot, check_plan
+from octavo.attention.checks import bad_slot, check_mask, check_plan
 from octavo.attention.cpu.c_calls import AttendCall, StoreCall, check_status, kernel_library, plan_struct
 from octavo.attention.implementations import choose_impl
 from octavo.attention.lengths import check_capacity
@@ -59,12 +59,15 @@ class CpuStep:
         num_blocks, num_kv_heads, block_size, head_dim = tiles.shape
         num_tokens = metadata.positions.shape[0]
         self._num_heads, self._num_kv_heads, self._head_dim = num_heads, num_kv_heads, head_dim
+        self.heads = num_heads, num_kv_heads
         self._num_slots = num_blocks * block_size
         self._threads = torch.get_num_threads()
         self._addresses = kv_cache.addresses
         width = (num_heads + 2 * num_kv_heads) * head_dim
         self._out_shape = (num_tokens, num_heads * head_dim)
-        plan = host_plan(num_tokens, block_size, metadata)
+        # Each layer checks its window.
+        planned = None if metadata.plan is None else metadata.plan.window
+        plan = host_plan(num_tokens, block_size, metadata, window=planned)
         check_capacity(metadata.max_seq_len, block_size, metadata.block_table)
         check_plan(plan, num_tokens, block_size, metadata)
         assert plan.num_tokens == num_tokens, "the plan does not cover all tokens"
@@ -76,8 +79,8 @@ class CpuStep:
         self._lse = torch.empty(num_tokens, num_heads, dtype=torch.float32)
         partial_lse = torch.empty(plan.num_partials, num_heads, dtype=torch.float32)
         # The structures hold only addresses, so these objects must stay alive.
-        self._alive = (kv_cache, plan, slots, table, positions, partial_out, partial_lse)
-        self._slots = slots
+        self._alive = (kv_cache, table, positions, partial_out, partial_lse)
+        self._host_plan, self._slots = plan, slots
         block_stride, head_stride, token_stride, _ = tiles.stride()
         self._store = StoreCall(
             slots=slots.data_ptr(), k_token=width, k_head=head_dim, v_token=width, v_head=head_dim,
@@ -104,8 +107,10 @@ class CpuStep:
         """See AttentionStep; float32, q and k are overwritten.
 
         Raises:
-            InvalidArgumentError: a slot or a block does not exist, or the plan was damaged.
+            InvalidArgumentError: a slot or a block does not exist, or the plan was damaged, or is for a
+                smaller window.
         """
+        check_mask(self._host_plan, 0, options.window)
         library, threads, store, call = self._library, self._threads, self._store, self._attend
         out = torch.empty(self._out_shape, dtype=torch.float32)
         num_tokens = self._out_shape[0]
@@ -135,12 +140,15 @@ class CpuStep:
         heads = out.view(num_tokens, self._num_heads, -1)
         return add_sinks(heads, self._lse, options.sinks, out.dtype)[0].flatten(1)
 
-    def rotated_heads(self, rotations: Tensor) -> list[tuple[int, int, Tensor]]:
-        """See octavo.layers.rotary.rotated_heads."""
-        return rotated_heads(rotations, self._num_heads, self._num_kv_heads)
+    def check_stack(self, stack: LayerStack) -> None:
+        """Check slots, and that the plan is for no smaller window than one of the stack's layers in this group.
 
-    def require_slots(self) -> None:
-        """Raise InvalidArgumentError if a slot does not exist."""
+        Raises:
+            InvalidArgumentError: it is, or a slot does not exist.
+        """
+        for layer, window in stack.windows:
+            if layer in self.layers:
+                check_mask(self._host_plan, 0, window)
         self._check_slots(self._library.octavo_bad_slot(self._store))
 
     def stack_group(self) -> StackGroup:
@@ -184,10 +192,10 @@ def run_layers(
         OutOfMemoryError: there is none for the layers' buffers.
     """
     for step in steps:
-        step.require_slots()
+        step.check_stack(stack)
     groups = (StackGroup * len(steps))(*(step.stack_group() for step in steps))
-    # The first are the queries', the last are the keys'.
-    turns = [steps[0].rotated_heads(each) for each in rotations]
+    # All layers of a stack have heads of one size. The first turns are the queries', the last are the keys'.
+    turns = [rotated_heads(each, *steps[0].heads) for each in rotations]
     queries, keys = (
         (ctypes.c_void_p * len(turns))(*(each[index][2].data_ptr() for each in turns)) for index in (0, -1)
     )

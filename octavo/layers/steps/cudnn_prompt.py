@@ -23,6 +23,8 @@ def unsupported_reason(
         return "it has no softcap, and no window shorter than the prompt"
     if options.sinks is not None:
         return "it has no sinks"
+    if options.value_norm is not None or options.keys_are_values or options.shares_cache:
+        return "it reads keys and values of the fused projection, as they come"
     # torch itself checks this before it calls cuDNN: head dims, versions, whether cuDNN is disabled.
     q, k, v = _heads(qkv, num_heads, num_kv_heads)
     is_supported = can_use_cudnn_attention(SDPAParams(q, k, v, None, 0.0, True, True))

@@ -65,7 +65,7 @@ def _make_step(
     if choose_impl(impl, kv_cache.data.device.type, kv_cache.data.dtype, dtype) == "triton":
         from octavo.layers.steps.gpu_step import TritonStep
 
-        return TritonStep(kv_cache, metadata, num_heads=num_heads, group=group, deterministic=deterministic)
+        return TritonStep(kv_cache, metadata, num_heads=num_heads, deterministic=deterministic)
     if deterministic:
         raise ConfigError(
             f'deterministic=True needs attention_impl="triton" on an NVIDIA GPU, got {impl!r} on '
