@@ -172,7 +172,7 @@ def test_an_engine_gives_the_tokens_of_transformers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fields", [GEMMA4_WIDE | EXPERTS, GEMMA4_SHARED], ids=["experts", "shared"])
 def test_checkpoints_quantised_by_a_tool_are_read(fields: dict[str, Any], tmp_path: Path) -> None:
-    """llm-compressor writes each expert by itself and a scale for each row, and leaves routers as they are."""
+    """llm-compressor writes each expert by itself and scales for rows, and leaves routers as they are."""
     own = fields | {"architectures": ["Gemma4ForCausalLM"]}
     exact = random_weights(ModelConfig.from_hf(own)).tensors
     stored: dict[str, Tensor] = {"model.vision_tower.patch_embedder.input_proj.weight": torch.zeros(4, 4)}
