@@ -184,7 +184,7 @@ def load_decoder(
 
 
 def _optional_names(weights: WeightSource, config: ModelConfig) -> list[str]:
-    return [*kv_scale_names(config), *draft_names(weights, config), *unread_names(config)]
+    return [*kv_scale_names(config), *draft_names(weights, config), *unread_names(weights, config)]
 
 
 def _check_deterministic(config: ModelConfig, quantization: str, parallel: TensorParallel) -> None:
