@@ -104,7 +104,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "minimax-m2": (
         "MiniMaxM2Config",
-        SMALL | {"num_local_experts": 8, "num_experts_per_tok": 3, "rotary_dim": 8},
+        SMALL
+        | {"num_local_experts": 8, "num_experts_per_tok": 3, "rotary_dim": 8}
+        # Some versions of transformers do not know rotary_dim.
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
     ),
     "ernie-moe": ("Ernie4_5_MoeConfig", NO_HEAD_DIM | ERNIE),
     "ernie-moe-interval": (
