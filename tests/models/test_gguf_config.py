@@ -180,6 +180,7 @@ class TestConfig:
         [
             ("deepseek2", "experts that all tokens share are not supported in GGUF files; supported: llama"),
             ("phimoe", "norms that subtract the mean are not"),
+            ("gemma4", "layers with heads and inputs of their own are not"),
             ("clip", "it holds an encoder of images or sound"),
             ("phi", "did you mean 'phi3'"),
         ],

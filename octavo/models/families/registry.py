@@ -26,6 +26,10 @@ _MISSING: Mapping[str, str] = MappingProxyType(
                 "Glm4MoeLiteForCausalLM GlmMoeDsaForCausalLM KimiK2ForCausalLM",
             ),
             (
+                "several residual streams are not",
+                "Gemma3nForCausalLM Gemma3nForConditionalGeneration",
+            ),
+            (
                 "attention within chunks is not",
                 "Llama4ForCausalLM Llama4ForConditionalGeneration",
             ),
@@ -126,11 +130,7 @@ _GEMMA4 = Family(
         "vocab_size_per_layer_input": 262144,
         "rope_parameters": {
             "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
-            "full_attention": {
-                "rope_type": "proportional",
-                "partial_rotary_factor": 0.25,
-                "rope_theta": 1_000_000.0,
-            },
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
         },
         "num_experts": 0,
         "eos_token_id": 1,

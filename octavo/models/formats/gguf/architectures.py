@@ -268,6 +268,7 @@ _MISSING: Mapping[str, str] = MappingProxyType(
             ),
             ("experts with factors of residual sums are not supported", "granitemoe"),
             ("factors that grow with depth are not supported", "minicpm"),
+            ("layers with heads and inputs of their own are not read from GGUF files", "gemma3n gemma4"),
             (
                 "norms that subtract the mean are not supported",
                 "bloom cohere2 command-r falcon gpt2 gptneox mpt nemotron olmo orion phi2 phimoe stablelm "
