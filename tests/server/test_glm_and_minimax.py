@@ -1,4 +1,4 @@
-"""Calls and reasoning of GLM 4.5 to 4.7 and of MiniMax M2, as their chat templates write them, cut anywhere."""
+"""Calls and reasoning of GLM 4.5 to 4.7 and MiniMax M2, as their chat templates write them, cut anywhere."""
 
 import json
 from pathlib import Path
@@ -28,8 +28,8 @@ FUNCTIONS = [("find", SCHEMA), ("now", {"type": "object"})]
 CASES: dict[str, tuple[XmlFormat, str, str, list[tuple[str, dict[str, Any]]]]] = {
     "glm-4.5": (
         GLM45,
-        "\n<think>Hm.</think>\nI look.\n<tool_call>find\n<arg_key>city</arg_key>\n<arg_value>Rome\n</arg_value>\n"
-        "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call>",
+        "\n<think>Hm.</think>\nI look.\n<tool_call>find\n<arg_key>city</arg_key>\n<arg_value>Rome\n"
+        "</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call>",
         "I look.",
         [("find", {"city": "Rome\n", "days": 3}), ("now", {})],
     ),
@@ -61,8 +61,8 @@ CASES: dict[str, tuple[XmlFormat, str, str, list[tuple[str, dict[str, Any]]]]] =
     "minimax": (
         MINIMAX,
         "<think>\nHm.\n</think>\n\nI look.\n<minimax:tool_call>\n"
-        '<invoke name="find">\n<parameter name="city">Rome</parameter>\n<parameter name="days">3</parameter>\n'
-        '</invoke>\n<invoke name="now">\n</invoke>\n</minimax:tool_call>',
+        '<invoke name="find">\n<parameter name="city">Rome</parameter>\n<parameter name="days">3'
+        '</parameter>\n</invoke>\n<invoke name="now">\n</invoke>\n</minimax:tool_call>',
         "I look.",
         [("find", {"city": "Rome", "days": 3}), ("now", {})],
     ),
@@ -75,8 +75,8 @@ CASES: dict[str, tuple[XmlFormat, str, str, list[tuple[str, dict[str, Any]]]]] =
     ),
     "minimax-quotes": (
         MINIMAX,
-        '<think>Hm.</think><minimax:tool_call><invoke name="find"><parameter name="city">"Rome">\n</parameter>'
-        "</invoke></minimax:tool_call>",
+        '<think>Hm.</think><minimax:tool_call><invoke name="find"><parameter name="city">"Rome">\n'
+        "</parameter></invoke></minimax:tool_call>",
         "",
         [("find", {"city": '"Rome">\n'})],
     ),

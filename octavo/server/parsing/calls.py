@@ -95,7 +95,7 @@ class XmlReader(HermesReader):
         found = marker_at(self._text, self._at, (tags.end_call, *tags.inner, *tags.begins))
         if found == tags.end_function and not (call.is_closed or self._has_extra):
             self._has_extra = True
-            self._take_in(self._at + len(found))
+            self._take_in(self._at + len(tags.end_function))
         elif found is not None:
             is_closed = call.is_opened and found == tags.end_call
             # Text is a sign of misplaced tags, too, if calls have two ends.
