@@ -172,9 +172,9 @@ class Builder:
         experts = self._config.experts
         assert experts is not None, "a network without experts"
         norm = self._norm(f"{prefix}.post_attention_layernorm")
-        has_bias = experts.has_bias
+        has_bias, dtype = experts.has_bias, torch.float32 if experts.has_float32_router else None
         router = Router(
-            self._checkpoint.read(f"{prefix}.mlp.gate.weight"),
+            self._checkpoint.read(f"{prefix}.mlp.gate.weight", dtype=dtype),
             experts.num_chosen,
             experts.renormalises,
             self._deterministic,

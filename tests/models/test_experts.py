@@ -238,6 +238,19 @@ def test_parts_of_stacked_experts() -> None:
     assert down.is_contiguous()
 
 
+def test_routers_of_float32_stay_so() -> None:
+    """transformers keeps Ernie's in float32 in a model of bfloat16; rounded, they choose other experts."""
+    for case, dtype in (("ernie-moe", torch.float32), ("glm4-moe", torch.bfloat16)):
+        model = make_model(case)
+        weights = hugging_face_weights(model)
+        decoder = make_decoder(ModelConfig.from_hf(config_json(model)), weights, dtype=torch.bfloat16)
+        router = decoder.layers[1].feed_forward.router
+        assert router.weight.dtype == dtype
+        assert torch.equal(router.weight, weights.tensors["model.layers.1.mlp.gate.weight"].to(dtype))
+        x = torch.randn(5, 64).bfloat16()
+        assert torch.equal(router(x).weights, router(x.float()).weights)
+
+
 @pytest.mark.parametrize("quantization", ["none", "fp8"])
 def test_stacks_for_a_gpu_hold_what_lists_do(quantization: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model("mixtral")

@@ -33,6 +33,7 @@ class ExpertFamily:
         scaling_key: key of the factor of a token's router weights, or None.
         shared_key: key of the experts that every token goes to: how many, each as wide as the others; or, if
             it ends in "size", their width. None: there are none.
+        has_float32_router: the router's weight stays in float32, and so does what it multiplies.
         has_shared_gate: what the shared experts return is multiplied by the sigmoid of a product with x.
         is_gpt_oss: they are like gpt-oss's: router and experts have biases, the experts' activation is
             "clamped_swiglu", checkpoints have a layout of their own, and may be in MXFP4.
@@ -48,6 +49,7 @@ class ExpertFamily:
     has_groups: bool = False
     scaling_key: str | None = None
     shared_key: str | None = None
+    has_float32_router: bool = False
     has_shared_gate: bool = False
     is_gpt_oss: bool = False
 

@@ -125,6 +125,7 @@ MIXTURES: tuple[Family, ...] = (
             renormalises=True,
             dense_rule="moe_layer_interval",
             has_choice_bias=True,
+            has_float32_router=True,
             shared_key="moe_num_shared_experts",
         ),
         defaults={
