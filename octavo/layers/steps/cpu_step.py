@@ -110,10 +110,8 @@ class CpuStep:
         if options.qk_norm is not None:
             options.qk_norm.apply_(qkv.view(num_tokens, -1, self._head_dim)[:, :num_rotated])
         for first, number, turns in rotated_heads(rotations, self._num_heads, self._num_kv_heads):
-            at = base + first * self._head_dim * 4
-            library.octavo_rotate(
-                at, turns.data_ptr(), num_tokens, number, self._head_dim, self._width, threads
-            )
+            at, angles = base + first * self._head_dim * 4, turns.data_ptr()
+            library.octavo_rotate(at, angles, num_tokens, number, self._head_dim, self._width, threads)
         keys = self._data.data_ptr() + options.layer * self._layer_bytes
         store.k = base + self._num_heads * self._head_dim * 4
         store.v = base + num_rotated * self._head_dim * 4

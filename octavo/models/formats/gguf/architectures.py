@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from octavo.errors import FileFormatError, UnsupportedModelError, suggest
@@ -61,12 +61,12 @@ class GGUFExperts:
     """An architecture's mixtures of experts.
 
     Attributes:
-        hf_name: "architectures" of the equivalent config.json.
+        hf_name: "architectures" of the equivalent config.json; empty: the architecture's.
         config: fields of the config.json that the file lacks.
         may_be_dense: layers may have a feed-forward instead; those without a router do.
     """
 
-    hf_name: str
+    hf_name: str = ""
     config: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     may_be_dense: bool = False
 
@@ -142,6 +142,9 @@ _EXPERT_KEYS = words(
 GROWTH_KEY = "attention.temperature_scale"
 _GEMMA_KEYS = frozenset({"attention.sliding_window", "final_logit_softcapping"})
 _GEMMA_NAMES = MappingProxyType(_LAYER_NAMES | _FOUR_NORM_NAMES)
+_MIXTURE = GGUFArchitecture(
+    name="", hf_name="", layer_names=_NAMES_WITH_SHARED, own_keys=_EXPERT_KEYS, experts=GGUFExperts()
+)
 ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
     {
         architecture.name: architecture
@@ -168,7 +171,6 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
                 hf_name="Qwen3MoeForCausalLM",
                 layer_names=_NAMES_WITH_EXPERTS,
                 experts=GGUFExperts(
-                    hf_name="Qwen3MoeForCausalLM",
                     config=MappingProxyType({"norm_topk_prob": True}),
                     may_be_dense=True,
                 ),
@@ -177,7 +179,7 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
                 name="olmoe",
                 hf_name="OlmoeForCausalLM",
                 layer_names=_NAMES_WITH_EXPERTS,
-                experts=GGUFExperts(hf_name="OlmoeForCausalLM"),
+                experts=GGUFExperts(),
             ),
             GGUFArchitecture(
                 name="gpt-oss",
@@ -187,7 +189,7 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
                 sliding_window=128,
                 # The model was trained with this scaling, unlike others.
                 yarn=MappingProxyType({"truncate": False}),
-                experts=GGUFExperts(hf_name="GptOssForCausalLM"),
+                experts=GGUFExperts(),
             ),
             # Phi-4 and Phi-4-mini, too; the converter puts the gate's rows before those of up, as published.
             GGUFArchitecture(
@@ -221,44 +223,28 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
                 interleaves_heads=True,
                 own_keys=frozenset(MULTIPLIERS),
             ),
-            GGUFArchitecture(
+            replace(
+                _MIXTURE,
                 name="granitemoe",
                 hf_name="GraniteMoeSharedForCausalLM",
                 interleaves_heads=True,
-                layer_names=_NAMES_WITH_SHARED,
                 own_keys=frozenset(MULTIPLIERS) | _EXPERT_KEYS,
-                experts=GGUFExperts(hf_name="GraniteMoeSharedForCausalLM"),
             ),
-            GGUFArchitecture(
+            replace(
+                _MIXTURE,
                 name="qwen2moe",
                 hf_name="Qwen2MoeForCausalLM",
-                layer_names=_NAMES_WITH_SHARED,
-                own_keys=_EXPERT_KEYS,
-                experts=GGUFExperts(hf_name="Qwen2MoeForCausalLM", may_be_dense=True),
+                experts=GGUFExperts(may_be_dense=True),
             ),
-            GGUFArchitecture(
+            replace(
+                _MIXTURE,
                 name="glm4moe",
                 hf_name="Glm4MoeForCausalLM",
                 layer_names=_NAMES_WITH_POST_NORM,
-                own_keys=_EXPERT_KEYS,
                 has_partial_rotary=True,
-                experts=GGUFExperts(hf_name="Glm4MoeForCausalLM"),
             ),
-            GGUFArchitecture(
-                name="ernie4_5-moe",
-                hf_name="Ernie4_5_MoeForCausalLM",
-                layer_names=_NAMES_WITH_SHARED,
-                own_keys=_EXPERT_KEYS,
-                experts=GGUFExperts(hf_name="Ernie4_5_MoeForCausalLM"),
-            ),
-            GGUFArchitecture(
-                name="minimax-m2",
-                hf_name="MiniMaxM2ForCausalLM",
-                layer_names=_NAMES_WITH_EXPERTS,
-                own_keys=_EXPERT_KEYS,
-                has_partial_rotary=True,
-                experts=GGUFExperts(hf_name="MiniMaxM2ForCausalLM"),
-            ),
+            replace(_MIXTURE, name="ernie4_5-moe", hf_name="Ernie4_5_MoeForCausalLM"),
+            replace(_MIXTURE, name="minimax-m2", hf_name="MiniMaxM2ForCausalLM", has_partial_rotary=True),
             GGUFArchitecture(
                 name="seed_oss",
                 hf_name="SeedOssForCausalLM",

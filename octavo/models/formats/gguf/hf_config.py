@@ -145,15 +145,15 @@ def _experts(fields: ArchitectureFields) -> dict[str, object]:
     if experts is None or number == 0:
         fields.require_neutral({"expert_count": (0,), "expert_used_count": (0,)})
         return {}
-    family = FAMILIES[experts.hf_name]
+    family = FAMILIES[experts.hf_name or fields.architecture.hf_name]
     own = family.experts
-    assert own is not None, f"{experts.hf_name} has no experts"
+    assert own is not None, f"{family.architecture} has no experts"
     fields.require_neutral({"expert_gating_func": (0, 2 if own.is_sigmoid else 1)})
     size = fields.integer("expert_feed_forward_length", fields.integer("feed_forward_length"))
     config = {
         **experts.config,
         **(_dense_layers(fields) if experts.may_be_dense else {}),
-        "architectures": [experts.hf_name],
+        "architectures": [family.architecture],
         "model_type": family.model_type,
         "num_experts": number,
         own.chosen_key: fields.integer("expert_used_count"),
