@@ -40,11 +40,13 @@ def lark_rules(rule: str, schema: Mapping[str, Any] | None, tags: XmlTags | None
         return None
     _check(schema.lark)
     around = (f'{{"{INPUT}": "', '"}')
+    last = ""
     if tags is not None:
-        begin, space = f"{tags.parameter}{INPUT}{tags.end_keys[0]}", tags.around
-        around = (begin + space, space, f"{tags.end_parameter}\n")
-    begin, *end = map(json.dumps, filter(None, around))
-    source = written(schema.lark, in_json=tags is None)
+        begin, end = f"{tags.parameter}{INPUT}{tags.end_keys[0]}{tags.around}", f"{tags.end_parameter}\n"
+        last = tags.around or end[0]
+        around = (begin, last, end if tags.around else end[1:])
+    begin, *end = map(json.dumps, around)
+    source = written(schema.lark, in_json=tags is None, end=last)
     return [f"{rule}: {begin} {rule}_text {' '.join(end)}", f"{rule}_text: %lark {{\n{source}\n}}"]
 
 
