@@ -19,6 +19,7 @@ from octavo.attention.tilings.hopper import (
     SHORT_SHAPE,
     WIDE_DECODE_SHAPE,
     WIDE_SHAPE,
+    WIDEST_DECODE_SHAPE,
 )
 from octavo.attention.tilings.portable import (
     TileShape,
@@ -185,6 +186,7 @@ def chosen_shape(monkeypatch, generation, **changes):
         ({"num_sequences": 512}, DECODE_SHAPE),
         ({"head_dim": 256}, WIDE_DECODE_SHAPE),
         ({"head_dim": 256, "num_sequences": 200, "shares": True}, WIDE_DECODE_SHAPE),
+        ({"head_dim": 512, "group": 8}, WIDEST_DECODE_SHAPE),
     ],
 )
 def test_hopper_gpus_decode_by_their_own_tiles(monkeypatch, changes, expected):
@@ -199,7 +201,7 @@ def test_hopper_gpus_decode_by_their_own_tiles(monkeypatch, changes, expected):
         {"dtype": torch.float8_e4m3fn},
         {"head_dim": 64},
         {"head_dim": 80},
-        {"head_dim": 512},
+        {"head_dim": 512, "group": 9},
         {"block_size": 1},
         {"block_size": 8},
         {"block_size": 40},
@@ -212,7 +214,7 @@ def test_what_the_copy_engine_cannot_take_is_decoded_by_portable_tiles(monkeypat
     padded_dim = {80: 128}.get(case["head_dim"], case["head_dim"])
     portable = decode_shape(case["group"], padded_dim, case["dtype"], is_alone=case["num_sequences"] == 1)
     assert chosen_shape(monkeypatch, 9, **case) == portable
-    assert portable not in (DECODE_SHAPE, WIDE_DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE)
+    assert portable not in (*hopper_shapes.DECODE_SHAPES.values(), FEW_LEAVES_SHAPE, LEAF_SHAPE)
 
 
 @pytest.mark.parametrize("generation", [0, 8, 10])

@@ -60,6 +60,7 @@ from octavo.attention.hopper.prefill_tiles import attend_item, open_turns, pass_
 from octavo.attention.plan.device_forest import DeviceForest
 from octavo.attention.tilings.hopper import (
     NODE_SHAPE,
+    PROMPT_DIMS,
     PROMPT_SHAPE,
     SHORT_SHAPE,
     WIDE_DIM,
@@ -82,14 +83,14 @@ def unsupported_reason(call: Call, work: PrefillWork) -> str | None:
             f"it needs units of {PROMPT_SHAPE.rows} rows, or {SHORT_SHAPE}, or {WIDE_SHAPE} of heads of "
             f"{WIDE_DIM}, and all keys; not deterministic"
         )
-    return cache_unsupported_reason(call) or prefill_queries.unsupported_reason(call)
+    return cache_unsupported_reason(call, PROMPT_DIMS) or prefill_queries.unsupported_reason(call)
 
 
 def nodes_unsupported_reason(call: Call, forest: DeviceForest) -> str | None:
     """Return why the kernel cannot run a forest's fat units, or None if it can."""
     if forest.fat_tile(decodes=False) not in (NODE_SHAPE, WIDE_SHAPE):
         return f"it needs nodes in tiles of {NODE_SHAPE}, or {WIDE_SHAPE} of wide heads"
-    return cache_unsupported_reason(call) or prefill_queries.unsupported_reason(call)
+    return cache_unsupported_reason(call, PROMPT_DIMS) or prefill_queries.unsupported_reason(call)
 
 
 def attend_prefill(call: Call, work: PrefillWork) -> None:

@@ -148,13 +148,11 @@ def decode_tile(
         num_sequences: S. A single sequence is split over all programs.
         shares: other kernels read the prefixes that the sequences share.
     """
+    reason = hopper.unsupported_reason(
+        device, dtype, head_dim=head_dim, block_size=block_size, head_dims=hopper.DECODE_DIMS
+    )
     shape = hopper.DECODE_SHAPES.get(head_dim)
-    if (
-        num_sequences > 1
-        and shape is not None
-        and group <= shape.rows
-        and hopper.unsupported_reason(device, dtype, head_dim=head_dim, block_size=block_size) is None
-    ):
+    if num_sequences > 1 and reason is None and shape is not None and group <= shape.rows:
         if shares and shape == hopper.DECODE_SHAPE:
             return hopper.LEAF_SHAPE if num_sequences >= _MANY_LEAVES else hopper.FEW_LEAVES_SHAPE
         return shape
