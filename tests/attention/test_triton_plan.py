@@ -18,7 +18,7 @@ from octavo.attention.tilings.hopper import (
     PROMPT_SHAPE,
     SHORT_SHAPE,
     WIDE_DECODE_SHAPE,
-    WIDE_SHAPE,
+    WIDE_SHAPES,
     WIDEST_DECODE_SHAPE,
 )
 from octavo.attention.tilings.portable import (
@@ -244,8 +244,9 @@ def test_only_much_work_takes_prompts_in_large_tiles(monkeypatch, num_tokens, le
     device = torch.device("cuda")
     assert hopper_shapes.attended_tile(device, units, num_tokens * 16, leaves_begin_at) == expected
     assert (units == portable) == (expected != SHORT_SHAPE)
-    wide = prompt_tile(device, 2, 256, torch.bfloat16, 64, **rows)
-    assert hopper_shapes.attended_tile(device, wide, num_tokens * 16, leaves_begin_at) == WIDE_SHAPE == wide
+    for head_dim, shape in WIDE_SHAPES.items():
+        wide = prompt_tile(device, 2, head_dim, torch.bfloat16, 64, **rows)
+        assert hopper_shapes.attended_tile(device, wide, num_tokens * 16, leaves_begin_at) == shape == wide
     assert prompt_tile(torch.device("cuda"), 2, 128, torch.float32, 64, **rows) == portable
     assert prompt_tile(torch.device("cuda"), 128, 128, torch.bfloat16, 64, **rows) == portable
 

@@ -36,6 +36,7 @@ from octavo.attention.tilings.hopper import (
     WIDE_DECODE_SHAPE,
     WIDE_SHAPE,
     WIDEST_DECODE_SHAPE,
+    WIDEST_SHAPE,
 )
 from octavo.attention.triton.kernel_call import Cache, Queries, Score, Shape
 
@@ -128,7 +129,7 @@ def matrix(keys, block_size):
 
 
 def shape_of(tile, block_size, *, begins=False, windowed=False):
-    dims = {WIDE_SHAPE: 256, WIDE_DECODE_SHAPE: 256, WIDEST_DECODE_SHAPE: 512}
+    dims = {WIDE_SHAPE: 256, WIDE_DECODE_SHAPE: 256, WIDEST_SHAPE: 512, WIDEST_DECODE_SHAPE: 512}
     head_dim = dims.get(tile, HEAD_DIM)
     sizes = (GROUP, KV_HEADS, head_dim, head_dim, block_size, tile.rows, tile.keys)
     flags = [windowed, *[False] * 4]
@@ -210,6 +211,8 @@ def figures() -> dict[str, dict[str, int]]:
         "prompts, wide": compile_nodes(WIDE_SHAPE, None),
         "prompts, wide, window": compile_nodes(WIDE_SHAPE, None, windowed=True),
         "nodes, wide, short blocks": compile_nodes(WIDE_SHAPE, gather, 16),
+        "prompts, widest": compile_nodes(WIDEST_SHAPE, None, windowed=True, begins=True),
+        "nodes, widest, short blocks": compile_nodes(WIDEST_SHAPE, gather, 16),
     }
 
 

@@ -186,8 +186,8 @@ _DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 _SWIZZLED_BYTES = 128
 
 
-def cache_unsupported_reason(call: Call, head_dims: _Sizes) -> str | None:
-    """Return why a kernel for some head dims cannot run on a call's cache and options, or None if it can."""
+def cache_unsupported_reason(call: Call) -> str | None:
+    """Return why Hopper's kernels cannot run on a call's cache and options, or None if they can."""
     options, k, v = call.options, call.layer.k, call.layer.v
     if options.softcap != 0 or options.alibi_slopes is not None:
         return "it has no softcap and no ALiBi"
@@ -198,21 +198,14 @@ def cache_unsupported_reason(call: Call, head_dims: _Sizes) -> str | None:
         return "keys and values must have the same strides and begin at multiples of 16 bytes"
     if k.shape[3] != v.shape[3]:
         return f"keys and values must have one head dim, not {k.shape[3]} and {v.shape[3]}"
-    return _layout_unsupported_reason(call.q.device, k.dtype, k.shape[3], call.block_size, strides, head_dims)
+    return _layout_unsupported_reason(call.q.device, k.dtype, k.shape[3], call.block_size, strides)
 
 
 @functools.cache
 def _layout_unsupported_reason(
-    device: torch.device,
-    dtype: torch.dtype,
-    head_dim: int,
-    block_size: int,
-    strides: _Sizes,
-    head_dims: _Sizes,
+    device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int, strides: _Sizes
 ) -> str | None:
-    reason = hopper.unsupported_reason(
-        device, dtype, head_dim=head_dim, block_size=block_size, head_dims=head_dims
-    )
+    reason = hopper.unsupported_reason(device, dtype, head_dim=head_dim, block_size=block_size)
     if reason is not None:
         return reason
     block, token, head, _ = strides

@@ -46,7 +46,6 @@ from octavo.attention.hopper.decode_runs import (
 )
 from octavo.attention.hopper.pipe import cache_unsupported_reason, describe_caches, make_pipe
 from octavo.attention.metadata import AttentionMetadata
-from octavo.attention.tilings.hopper import DECODE_DIMS
 from octavo.attention.triton.kernel_call import Call, DecodeWork
 from octavo.attention.triton.step_map import RECORD
 from octavo.attention.triton.tiles import LN_2
@@ -61,7 +60,7 @@ def unsupported_reason(call: Call, work: DecodeWork) -> str | None:
     """Return why the kernel cannot run a call's decode units, or None if it can."""
     if work.shape.num_warps != 1:
         return "the units are tiled for the portable kernel"
-    return cache_unsupported_reason(call, DECODE_DIMS)
+    return cache_unsupported_reason(call)
 
 
 def attend_decode(call: Call, metadata: AttentionMetadata, work: DecodeWork, *, early: bool) -> None:

@@ -22,15 +22,15 @@ WIDEST_DECODE_SHAPE = TileShape(8, 16, 1, 3, 2, 255)
 
 DECODE_SHAPES = MappingProxyType({128: DECODE_SHAPE, 256: WIDE_DECODE_SHAPE, 512: WIDEST_DECODE_SHAPE})
 """By head dimension."""
-DECODE_DIMS = tuple(DECODE_SHAPES)
 
 # Two warpgroups of 64 rows and one fetching warp fill an SM; see tma_prefill.py.
 NODE_SHAPE = TileShape(128, 64, 8, 3, 1, 168)
 PROMPT_SHAPE = TileShape(128, 128, 8, 3, 1, 168)
 # Heads of 256, in prompts and nodes: buffers for two tiles of 64 keys are beside the queries.
 WIDE_SHAPE = TileShape(128, 64, 8, 2, 1, 168)
-WIDE_DIM = 256
-PROMPT_DIMS = (64, 128, WIDE_DIM)
+# Heads of 512: both warpgroups have the same rows, and each of them half of the dimensions of values.
+WIDEST_SHAPE = TileShape(64, 32, 8, 2, 1, 168)
+WIDE_SHAPES = MappingProxyType({256: WIDE_SHAPE, 512: WIDEST_SHAPE})
 
 # Short prompts: one warpgroup and one fetching warp, two such programs on an SM.
 SHORT_SHAPE = TileShape(64, 64, 4, 3, 2, 128)
@@ -67,7 +67,7 @@ def attended_tile(device: torch.device, tile: TileShape, num_rows: int, leaves_b
         tile: how they are cut into units.
         leaves_begin_at: see PrefillWork.
     """
-    if tile in (SHORT_SHAPE, WIDE_SHAPE):
+    if tile in (SHORT_SHAPE, *WIDE_SHAPES.values()):
         return tile
     is_little = num_rows <= _TURNS_OF_FEW_KEYS * num_multiprocessors(device) * PROMPT_SHAPE.rows
     # Keys before a unit's first one are not masked, so a tile must begin there.
@@ -76,20 +76,14 @@ def attended_tile(device: torch.device, tile: TileShape, num_rows: int, leaves_b
 
 @cache
 def unsupported_reason(
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    head_dim: int,
-    block_size: int,
-    head_dims: tuple[int, ...] = PROMPT_DIMS,
+    device: torch.device, dtype: torch.dtype, *, head_dim: int, block_size: int
 ) -> str | None:
-    """Return why a kernel for some head dims cannot run on a cache, or None if it can."""
     if nvidia_generation(device) != 9:
         return f"it is written for Hopper GPUs (compute capability 9), not for {device}"
     if dtype not in (torch.bfloat16, torch.float16):
         return f"its tensor-core products are of bfloat16 and float16, not {dtype}"
-    if head_dim not in head_dims:
-        return f"it is written for head dimensions {head_dims}, not {head_dim}"
+    if head_dim not in (64, 128, *WIDE_SHAPES):
+        return f"it is written for head dimensions 64, 128, 256 and 512, not {head_dim}"
     if block_size % 16 != 0:
         return f"TMA copies at least 16 keys at a time: block_size must be a multiple, not {block_size}"
     return None

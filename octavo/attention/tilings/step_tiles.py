@@ -148,11 +148,13 @@ def decode_tile(
         num_sequences: S. A single sequence is split over all programs.
         shares: other kernels read the prefixes that the sequences share.
     """
-    reason = hopper.unsupported_reason(
-        device, dtype, head_dim=head_dim, block_size=block_size, head_dims=hopper.DECODE_DIMS
-    )
     shape = hopper.DECODE_SHAPES.get(head_dim)
-    if num_sequences > 1 and reason is None and shape is not None and group <= shape.rows:
+    if (
+        num_sequences > 1
+        and shape is not None
+        and group <= shape.rows
+        and hopper.unsupported_reason(device, dtype, head_dim=head_dim, block_size=block_size) is None
+    ):
         if shares and shape == hopper.DECODE_SHAPE:
             return hopper.LEAF_SHAPE if num_sequences >= _MANY_LEAVES else hopper.FEW_LEAVES_SHAPE
         return shape
@@ -178,8 +180,9 @@ def prompt_tile(
     reason = hopper.unsupported_reason(device, dtype, head_dim=head_dim, block_size=block_size)
     if reason is not None:
         return portable
-    if head_dim == hopper.WIDE_DIM:
-        return hopper.WIDE_SHAPE if group <= hopper.WIDE_SHAPE.rows else portable
+    wide = hopper.WIDE_SHAPES.get(head_dim)
+    if wide is not None:
+        return wide if group <= wide.rows else portable
     return hopper.SHORT_SHAPE if hopper.is_short(device, group, num_rows) else portable
 
 
@@ -194,8 +197,9 @@ def node_tiles(
     """
     reason = hopper.unsupported_reason(device, dtype, head_dim=head_dim, block_size=block_size)
     if reason is None and group <= hopper.BESIDE_SHAPE.rows:
-        if head_dim == hopper.WIDE_DIM:
-            return hopper.WIDE_SHAPE, hopper.WIDE_SHAPE, False
+        wide = hopper.WIDE_SHAPES.get(head_dim)
+        if wide is not None:
+            return wide, wide, False
         return hopper.NODE_SHAPE, hopper.BESIDE_SHAPE, False
     product_dtype = torch.float16 if dtype == FLOAT8 else dtype
     tile = node_shape(group, padded_head_dim(head_dim), product_dtype, device)
