@@ -144,12 +144,13 @@ def measure(
 ) -> dict[str, float | str]:
     """Time a tiling, None: that in use, and check it where there is no window."""
     batch, workload = copies[0], copies[0].workload
-    kind = "decode" if workload.query_len == 1 else "prefill"
+    decodes = workload.query_len == 1
     options = ScoreOptions(workload.head_dim**-0.5, window)
     step_map = make_step_map(
         batch.metadata, num_tokens=batch.q.shape[0], num_heads=workload.heads,
         num_kv_heads=workload.kv_heads, head_dim=workload.head_dim, dtype=batch.q.dtype,
-        cache_dtype=batch.cache.k.dtype, block_size=_BLOCK_SIZE, window=window, **{kind: tile},
+        cache_dtype=batch.cache.k.dtype, block_size=_BLOCK_SIZE, window=window,
+        decode=tile if decodes else None, prefill=None if decodes else tile,
     )  # fmt: skip
     turns = [0]
 

@@ -5,10 +5,10 @@ A warpgroup has 64 rows of a unit:
     row     0 1 2 .. group - 1, group ..            query heads of one kv head, token after token
     token   0 0 0 .. 0        , 1 ..                of the unit; `gather` says which row of q it is
 
-A turn's queries are copied to shared memory (cp.async) while the turn before it ends. Of heads wider than
-256, both warpgroups have the same rows: each copies half of the queries' dimensions, and has half of those of
-values and results. They wait for each other, at hardware barrier 10, before they read and before they
-overwrite queries.
+A turn's queries are copied to shared memory (cp.async) while the turn before it ends. Where heads are wider
+than 256, both warpgroups have the same rows: each copies half of the queries' dimensions, and has half of
+those of values and results. They wait for each other, at hardware barrier 10, before they read and before
+they overwrite queries.
 """
 
 from typing import Any, NamedTuple
