@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from attention_cases import ALWAYS_SHARE, hide_unseen, make_case
+from attention_cases import ALWAYS_SHARE, hide_unseen, make_case, with_bfloat16_cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_attention_forest import forests, pairs_of
@@ -62,8 +62,13 @@ def test_random_forests_with_windows(forest, window, tile_tokens, seed):
     options = {"window": window, "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0]), "softcap": 3.0}
     expected, expected_lse = case.run("reference", **options)
     assert not expected.isnan().any()
+    rounded = with_bfloat16_cache(case)
+    of_rounded, _ = rounded.run("reference", **options)
     for impl in ("torch", "c"):
         for chosen in (plan, None):
+            torch.testing.assert_close(
+                rounded.run(impl, chosen, **options)[0], of_rounded, rtol=1e-5, atol=2e-6
+            )
             out, lse = case.run(impl, chosen, **options)
             torch.testing.assert_close(out, expected, rtol=1e-5, atol=2e-6)
             torch.testing.assert_close(lse, expected_lse, rtol=1e-5, atol=2e-6)
