@@ -40,7 +40,7 @@ def host_plan(
 ) -> ForestPlan:
     """Return the step's plan, or make one without sharing (which on a GPU waits for the device).
 
-    right, window: of the call, whose plan must list all that it sees. One that is made here lists all keys, so
+    right, window: of the call; its plan must list all that it sees. One that is made here lists all keys, so
     that kernels name a block that does not exist also where a window hides it.
 
     Raises:
