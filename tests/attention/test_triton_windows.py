@@ -15,6 +15,7 @@ from triton_forest_cases import check_window, make_forest, run_shared, shared_ca
 from octavo.attention import KVCache, forest_attention, gpu_paged
 from octavo.attention.score_options import ScoreOptions
 from octavo.attention.triton import nodes as triton_nodes
+from octavo.errors import InvalidArgumentError
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.steps.gpu_step import TritonStep
 
@@ -117,6 +118,12 @@ def test_a_forest_of_another_window_is_not_read(window):
     actual = run_shared(case, forest, window=window)
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
     assert forest.partial_lse.isnan().all()
+
+
+def test_a_forests_window_is_a_number_of_tokens():
+    for window in (0, -1, True, 1.5):
+        with pytest.raises(InvalidArgumentError, match="window must be at least 1 token"):
+            make_forest(shared_case(), window=window)
 
 
 @pytest.mark.parametrize("query_lens", [[1] * 5, [3, 18, 1, 7, 2]])

@@ -186,3 +186,18 @@ def test_a_plan_for_a_window_is_refused_by_layers_that_see_more():
             case.forest(window=window)
         with pytest.raises(InvalidArgumentError, match="window must be at least 1 token"):
             ForestPlan.flat([3], [0, 1], window=window)
+
+
+@pytest.mark.parametrize("window", [1, 3, 100, 2**63 - 1])
+@pytest.mark.parametrize("tile_tokens", [2, 64])
+def test_windows_of_sequences_shorter_than_their_queries(window, tile_tokens):
+    """The first tokens' positions are negative, and they see nothing."""
+    lens, bounds = np.array([3, 0, 9]), np.array([0, 8, 10, 12])
+    plan = ForestPlan.flat(lens, bounds, window=window, tile_tokens=tile_tokens, may_be_short=True)
+    position = np.concatenate([np.arange(n - q, n) for n, q in zip(lens, np.diff(bounds), strict=True)])
+    keys = [[] for _ in position]
+    for item, _, token in pairs_of(plan):
+        keys[token] += range(plan.item_kv_begin[item], plan.item_kv_end[item])
+    for covered, at in zip(keys, position.tolist(), strict=True):
+        visible = range(max(0, at - window + 1), at + 1)
+        assert [key for key in covered if key in visible] == list(visible)

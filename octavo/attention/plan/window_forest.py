@@ -34,7 +34,7 @@ def check_window(window: int | None) -> None:
 
 def first_seen_keys(seq_lens: np.ndarray, query_lens: np.ndarray, window: int) -> np.ndarray:
     """Return the first key that each sequence's first query token sees, [S]; at most seq_lens."""
-    return np.clip(seq_lens - query_lens - window + 1, 0, seq_lens)
+    return np.clip(np.maximum(seq_lens - query_lens, 0) - window + 1, 0, seq_lens)
 
 
 def find_prefixes(
@@ -53,6 +53,7 @@ def find_prefixes(
         window: of the layers; None: a token sees all keys before it. Nodes begin at the first block that a
             member sees, rounded down to align_blocks.
     """
+    check_window(window)
     ends = shareable_blocks(seq_lens, query_lens, block_size)
     if window is None:
         return find_shared_prefixes(block_tables, ends, query_lens, block_size, costs, align_blocks)
