@@ -15,6 +15,7 @@ may be gone: its entries of the block table hold anything, and are neither compa
 
 import numpy as np
 
+from octavo.attention.lengths import cumulative
 from octavo.attention.plan.prefix_forest import (
     Costs,
     SharedPrefixes,
@@ -132,8 +133,8 @@ def _promote(
     last_seen_by: [R] a row's leading query tokens that see a key, less the key's position.
     """
     covered = np.zeros(rows.shape[0], dtype=np.int64)
-    members, num_tokens, bounds = [], [], []
-    num_members = saved_blocks = 0
+    members, num_tokens, kept = [], [], []
+    saved_blocks = 0
     for depth, first, last in nodes:
         seeing = first + np.flatnonzero(begins[first : last + 1] < depth)
         if seeing.size < 2:
@@ -146,14 +147,13 @@ def _promote(
         saved = int(own @ -(-tokens // costs.tile_tokens)) - num_read * -(-total // costs.tile_tokens)
         if saved * block_size > costs.partial_tokens * total + costs.node_tokens:
             begin = max(above, int(begins[seeing[0]]) // align_blocks * align_blocks)
-            bounds.append((num_members, num_members + seeing.size - 1, begin, depth))
+            kept.append((begin, depth))
             members.append(rows[seeing])
             num_tokens.append(tokens)
-            num_members += seeing.size
             saved_blocks += int(own.sum()) - num_read
             covered[first : last + 1] = depth
-    if not bounds:
+    if not kept:
         return SharedPrefixes.none()
-    first, last, begin, end = np.array(bounds).T
-    members, num_tokens = np.concatenate(members), np.concatenate(num_tokens)
-    return SharedPrefixes(members, num_tokens, first, last, begin, end, saved_blocks)
+    (begin, end), bounds = np.array(kept).T, cumulative(np.array([each.size for each in members]))
+    rows, tokens = np.concatenate(members), np.concatenate(num_tokens)
+    return SharedPrefixes(rows, tokens, bounds[:-1], bounds[1:] - 1, begin, end, saved_blocks)
