@@ -67,10 +67,8 @@ def find_prefixes(
     rows = rows[order]
     nodes = lcp_intervals(((common + lowest) // align_blocks * align_blocks).tolist())
     # A query token sees what is less than a window before it.
-    last_seen_by = window - 1 - (seq_lens - query_lens)[rows]
-    return _promote(
-        rows, nodes, begins[rows], query_lens[rows], last_seen_by, block_size, costs, align_blocks
-    )
+    seen_by = window - 1 - (seq_lens - query_lens)[rows]
+    return _promote(rows, nodes, begins[rows], query_lens[rows], seen_by, block_size, costs, align_blocks)
 
 
 def _find_kin(
@@ -123,14 +121,14 @@ def _promote(
     nodes: list[tuple[int, int, int]],
     begins: np.ndarray,
     query_lens: np.ndarray,
-    last_seen_by: np.ndarray,
+    seen_by: np.ndarray,
     block_size: int,
     costs: Costs,
     align_blocks: int,
 ) -> SharedPrefixes:
     """Keep a node if it pays, as prefix_forest._promote does, by what its members see of it.
 
-    last_seen_by: [R] a row's leading query tokens that see a key, less the key's position.
+    seen_by: [R] a row's leading query tokens that see a key, less the key's position.
     """
     covered = np.zeros(rows.shape[0], dtype=np.int64)
     members, num_tokens, kept = [], [], []
@@ -141,7 +139,7 @@ def _promote(
             continue
         seeing = seeing[np.argsort(begins[seeing], kind="stable")]
         above = int(covered[first])
-        tokens = np.minimum(query_lens[seeing], depth * block_size + last_seen_by[seeing])
+        tokens = np.minimum(query_lens[seeing], depth * block_size + seen_by[seeing])
         own = depth - np.maximum(begins[seeing], above)
         num_read, total = int(own[0]), int(tokens.sum())
         saved = int(own @ -(-tokens // costs.tile_tokens)) - num_read * -(-total // costs.tile_tokens)
