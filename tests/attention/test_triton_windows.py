@@ -192,3 +192,21 @@ def test_windows_share_in_one_call(impl, monkeypatch):
     exact, _ = case.oracle(**options, sinks=sinks)
     assert (out.cpu() - exact).abs().max() < 1e-5
     assert len(launched) == (impl == "triton")
+
+
+@pytest.mark.parametrize("has_gemvs", [True, False], ids=["one kernel", "kernels of any step"])
+def test_few_tokens_go_by_the_table_of_their_window(has_gemvs):
+    case, window = make_case([100], [1]), 30
+    own = to_device(hide_unseen(case, window)).metadata
+    other = replace(own, block_table=own.block_table.flip(1).clamp(0, 8))
+    cache = KVCache.allocate(
+        num_layers=1, num_blocks=16, block_size=16, num_kv_heads=2, head_dim=16, device=DEVICE
+    )
+    cache.data.normal_()
+    qkv, rotations = torch.randn(1, 8 * 16, device=DEVICE), torch.ones(2, 1, 8, device=DEVICE)
+    options = LayerOptions(0, 0, 0.25, window, 0.0, None, has_gemvs=has_gemvs)
+    expected = TritonStep(cache, own, num_heads=4).attend(qkv.clone(), rotations, options)
+    step = TritonStep(cache, other, num_heads=4, of_windows={window: own})
+    assert torch.equal(step.attend(qkv.clone(), rotations, options), expected)
+    wrong = TritonStep(cache, other, num_heads=4).attend(qkv.clone(), rotations, options)
+    assert not torch.equal(wrong, expected)
