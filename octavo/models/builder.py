@@ -263,8 +263,9 @@ class Builder:
         return ExpertFeedForward(norm, router, routed, self._parallel, shared)
 
     def _router(self, name: str, experts: ExpertsConfig) -> Router:
+        dtype = torch.float32 if experts.has_float32_router else None
         return Router(
-            self._checkpoint.read(f"{name}.weight"),
+            self._checkpoint.read(f"{name}.weight", dtype=dtype),
             experts.num_chosen,
             experts.renormalises,
             self._deterministic,
