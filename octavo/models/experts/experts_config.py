@@ -23,8 +23,7 @@ class ExpertsConfig:
         num_chosen: experts that a token goes to.
         size: width of an expert's feed-forward.
         renormalises: a token's router weights are divided by their sum.
-        is_sigmoid, has_choice_bias, has_float32_router, has_shared_gate: see ExpertFamily.
-        is_beside_dense: see ExpertFamily.
+        is_sigmoid, has_choice_bias, has_float32_router, has_shared_gate, is_beside_dense: see ExpertFamily.
         groups: into how many groups experts fall, and how many of these a token chooses from; None: from all.
         scaling: factor of a token's router weights.
         shared_size: width of the feed-forward that every token goes to, beside its experts; 0: there is none.
