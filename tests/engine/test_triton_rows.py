@@ -1,5 +1,7 @@
 """Rows of the device's state against plain indexing."""
 
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor
@@ -19,11 +21,13 @@ def test_gathered_rows_are_a_decode_steps_inputs(device: str, block_size: int) -
 
     positions = [0, 9, 2, 700, 4, 5, 3]
     tokens = ints([10, 11, 12, 13, 14, 15, 16], device)
-    table = torch.arange(7 * 701, dtype=torch.int32, device=device).view(7, 701)
-    step = torch.full((4, len(ROWS)), 99, dtype=torch.int32, device=device)
-    step_table = torch.full((len(ROWS), 701), -7, dtype=torch.int32, device=device)
-    gather_rows(ints(ROWS, device), tokens, ints(positions, device), table, step, step_table, block_size)
-    for place, row in enumerate(ROWS):
+    tables = torch.arange(2 * 7 * 701, dtype=torch.int32, device=device).view(2, 7, 701)
+    # The inputs of a graph are the first places of larger ones.
+    steps = torch.full((2, 4, 9), 99, dtype=torch.int32, device=device)[:, :, : len(ROWS)]
+    step_tables = torch.full((2, len(ROWS), 701), -7, dtype=torch.int32, device=device)
+    gather_rows(ints(ROWS, device), tokens, ints(positions, device), tables, steps, step_tables, block_size)
+    for group, (place, row) in product(range(2), enumerate(ROWS)):
+        table, step, step_table = tables[group], steps[group], step_tables[group]
         if row < 0:
             assert step[:, place].tolist() == [0, 0, -1, 0]
             assert (step_table[place] == -7).all()

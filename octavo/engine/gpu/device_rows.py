@@ -46,7 +46,7 @@ class DeviceRows:
     Attributes:
         tokens: [R] int32, the last token sampled: what the row feeds next.
         positions: [R] int32, that token's position.
-        tables: [R, C] int32 block ids, of each group of layers.
+        tables: [groups, R, C] int32 block ids, of each group of layers.
         sampling: the requests' parameters.
     """
 
@@ -55,9 +55,7 @@ class DeviceRows:
         num_rows, num_columns = tables[0].table.shape
         self.tokens = torch.zeros(num_rows, dtype=torch.int32, device=device)
         self.positions = torch.zeros(num_rows, dtype=torch.int32, device=device)
-        self.tables = tuple(
-            torch.zeros(num_rows, num_columns, dtype=torch.int32, device=device) for _ in tables
-        )
+        self.tables = torch.zeros(len(tables), num_rows, num_columns, dtype=torch.int32, device=device)
         self.sampling = SamplingRows(num_rows, device)
         self._device = device
         self._host_tables = tables

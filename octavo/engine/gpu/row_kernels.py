@@ -34,24 +34,27 @@ def gather_rows(
         rows: [S] int32, row of each sequence; -1: padding.
         tokens: [R] int32, the token each row's sequence feeds next.
         positions: [R] int32, that token's position.
-        table: [R, C] int32 block ids.
-        step: [4, S] int32; becomes positions, input ids, slots and sequence lengths. Padding gets token 0,
-            position 0, slot -1 and length 0.
-        step_table: [S, C] int32; becomes the sequences' block ids, as many as they use.
+        table: [groups, R, C] int32 block ids, of each group of layers.
+        step: [groups, 4, S] int32; becomes positions, input ids, slots and sequence lengths, slots those of
+            each group. Padding gets token 0, position 0, slot -1 and length 0.
+        step_table: [groups, S, C] int32; becomes the sequences' block ids, as many as they use.
         block_size: B, tokens.
     """
     launch(
         _gather_kernel,
-        (rows.shape[0],),
+        (rows.shape[0], table.shape[0]),
         rows_ptr=rows,
         tokens_ptr=tokens,
         positions_ptr=positions,
         table_ptr=table,
         step_ptr=step,
         step_table_ptr=step_table,
-        stride_table=table.stride(0),
-        stride_step=step.stride(0),
-        stride_step_table=step_table.stride(0),
+        stride_group=table.stride(0),
+        stride_table=table.stride(1),
+        stride_step_group=step.stride(0),
+        stride_step=step.stride(1),
+        stride_step_table_group=step_table.stride(0),
+        stride_step_table=step_table.stride(1),
         block_size=block_size,
         COLUMNS=_COLUMNS,
     )
@@ -170,14 +173,20 @@ def _gather_kernel(
     table_ptr,
     step_ptr,
     step_table_ptr,
+    stride_group,
     stride_table,
+    stride_step_group,
     stride_step,
+    stride_step_table_group,
     stride_step_table,
     block_size,
     COLUMNS: tl.constexpr,
 ):
-    """Grid: (S,)."""
-    place = tl.program_id(0).to(tl.int64)
+    """Grid: (S, groups)."""
+    place, group = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    table_ptr += group * stride_group
+    step_ptr += group * stride_step_group
+    step_table_ptr += group * stride_step_table_group
     row = tl.load(rows_ptr + place).to(tl.int64)
     is_live = row >= 0
     token = tl.load(tokens_ptr + row, mask=is_live, other=0)

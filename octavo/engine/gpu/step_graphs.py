@@ -53,8 +53,8 @@ class MixedGraphs(StepGraphs[MixedVariant]):
         self._fields = (
             [max_num_tokens] * 2 + [max_num_seqs + 1, max_num_seqs] + [max_num_tokens] * len(tables)
         )
-        self._step = torch.zeros(sum(self._fields), dtype=torch.int32, device=tables[0].device)
-        self._tables = tuple(map(torch.zeros_like, tables))
+        self._step = torch.zeros(sum(self._fields), dtype=torch.int32, device=tables.device)
+        self._tables = torch.zeros_like(tables)
 
     def variants(self) -> Iterator[MixedVariant]:
         """See StepGraphs."""
@@ -138,7 +138,7 @@ class DecodeGraphs(StepGraphs[DecodeVariant]):
         """See StepGraphs: the block tables; the number of rows is the largest batch."""
         max_num_seqs, device = self.state.tokens.shape[0], self.state.tokens.device
         self._sizes = sequence_sizes(max_num_seqs)
-        self._tables = tuple(map(torch.zeros_like, self.state.tables))
+        self._tables = torch.zeros_like(self.state.tables)
         self._starts = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
 
     def variants(self) -> Iterator[DecodeVariant]:
@@ -170,9 +170,7 @@ class DecodeGraphs(StepGraphs[DecodeVariant]):
         steps = self.buffers.decode_inputs[:, :, :size]
         block_size = network.kv_cache.block_size
         rows = self.buffers.rows[:size]
-        # Each group of layers has slots and a table of its own.
-        for own, table, step_table in zip(steps, state.tables, self._tables, strict=True):
-            gather_rows(rows, state.tokens, state.positions, table, own, step_table, block_size)
+        gather_rows(rows, state.tokens, state.positions, state.tables, steps, self._tables, block_size)
         positions, input_ids, _, seq_lens = steps[0]
         groups = [(own[2], table[:size]) for own, table in zip(steps, self._tables, strict=True)]
         hidden = network.forward(
