@@ -173,7 +173,7 @@ def _fitted(
             return tile
     # Each program takes 1 KiB besides, and a multiprocessor has 1 KiB more than one program can have.
     programs = (most + 1024) // (_tile_bytes(tile, padded_dim, dtype) + 1024)
-    # Eight warps of 255 registers fill its registers.
+    # Eight warps of 255 registers fill a multiprocessor's.
     registers = programs if tile.max_registers is not None else 8 // tile.num_warps
     programs = min(programs, registers, tile.programs_per_multiprocessor)
     return replace(tile, programs_per_multiprocessor=programs)
