@@ -120,9 +120,11 @@ def prefill_shape(group: int, padded_dim: int, dtype: torch.dtype, device: torch
     row_bytes = padded_dim * dtype.itemsize
     if row_bytes <= 256:
         return TileShape(max(128, power_of_two(group)), _keys(padded_dim, dtype), 8, 2, 2, 128)
-    least_rows = max(32, power_of_two(group))
-    if padded_dim < _WIDE_DIM or dtype.itemsize > 2:
+    least_rows = max(16, power_of_two(group))
+    if padded_dim < _WIDE_DIM:
         tile = TileShape(max(64, least_rows), _keys(padded_dim, dtype), 4, 2, 2)
+    elif dtype == torch.float32:
+        tile = TileShape(max(32, least_rows), 16, 8, 2, 1)
     else:
         # Two warpgroups, each with half of the dimensions of 64 rows.
         tile = TileShape(max(64, least_rows), 32, 8, 2, 1)
@@ -173,7 +175,7 @@ def _fitted(
             return tile
     # Each program takes 1 KiB besides, and a multiprocessor has 1 KiB more than one program can have.
     programs = (most + 1024) // (_tile_bytes(tile, padded_dim, dtype) + 1024)
-    # Eight warps of 255 registers fill its registers.
+    # Eight warps of 255 registers fill a multiprocessor's.
     registers = programs if tile.max_registers is not None else 8 // tile.num_warps
     programs = min(programs, registers, tile.programs_per_multiprocessor)
     return replace(tile, programs_per_multiprocessor=programs)
