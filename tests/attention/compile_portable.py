@@ -126,7 +126,7 @@ def compile_alone(score=PLAIN, *, cache=CACHE, sinks=None, sequences=1, **shape)
         "cache": cache,
         "score": score,
         "step": fused_decode.Step("*i32", "*i32", "*i64"),
-        "rotation": Rotation("*fp32", "*fp32", "i32", "*fp32", "fp32"),
+        "rotation": Rotation("*fp32", "*fp32", "i32", "i32", "*fp32", "fp32"),
         "pieces": fused_decode.Pieces("*i32", "*fp32", "*fp32"),
         "sinks": sinks,
         "block_size": VARYING,
