@@ -161,7 +161,7 @@ def compile_alone(
         "cache": cache,
         "score": score,
         "step": fused_decode.Step("*i32", "*i32", "*i64"),
-        "rotation": Rotation("*fp32", "*fp32", "i32", "*fp32", "fp32", value_eps),
+        "rotation": Rotation("*fp32", "*fp32", "i32", "i32", "*fp32", "fp32", value_eps),
         "pieces": fused_decode.Pieces("*i32", "*fp32", "*fp32"),
         "sinks": sinks,
         "block_size": VARYING,

@@ -1,9 +1,13 @@
 """A request with an image, a sound or a file is refused with the names of the model and of the part."""
 
+import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from http_helpers import LiveServer
+from http_helpers import LiveServer, chat
+from tiny_chat import write_model
 
 URL = "http://192.0.2.1/a.png"
 # Route, body without the messages' field, the field, parts, and where the part stands in what is said.
@@ -71,3 +75,18 @@ def test_the_model_and_the_part_are_named(
     assert kind in message
     if not isinstance(error, str):
         assert error["type"] == "invalid_request_error"
+
+
+def test_a_multimodal_model_answers_texts_and_refuses_images(
+    tmp_path: Path, serve_tiny: Callable[..., LiveServer]
+) -> None:
+    folder = write_model(tmp_path)
+    fields = json.loads((folder / "config.json").read_text()) | {"model_type": "llama"}
+    whole = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "text_config": fields}
+    (folder / "config.json").write_text(json.dumps(whole | {"vision_config": {"hidden_size": 32}}))
+    server = serve_tiny({"model": str(folder)})
+    answer = server.post("/v1/chat/completions", chat("Hi", max_tokens=3, ignore_eos=True))
+    assert answer.json()["usage"]["completion_tokens"] == 3
+    refused = server.post("/v1/chat/completions", {"messages": said(OPENAI[0], TEXT)})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "text_only")
+    assert "'tiny' reads text only: messages[0].content[1]" in refused.json()["error"]["message"]

@@ -64,11 +64,17 @@ class GGUFExperts:
         hf_name: "architectures" of the equivalent config.json; empty: the architecture's.
         config: fields of the config.json that the file lacks.
         may_be_dense: layers may have a feed-forward instead; those without a router do.
+        size_key, chosen_key, scaling_key, shared_key, is_sigmoid: see ExpertFamily.
     """
 
     hf_name: str = ""
     config: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     may_be_dense: bool = False
+    size_key: str = "intermediate_size"
+    chosen_key: str = "num_experts_per_tok"
+    scaling_key: str | None = None
+    shared_key: str | None = None
+    is_sigmoid: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,6 +177,7 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
                 hf_name="Qwen3MoeForCausalLM",
                 layer_names=_NAMES_WITH_EXPERTS,
                 experts=GGUFExperts(
+                    size_key="moe_intermediate_size",
                     config=MappingProxyType({"norm_topk_prob": True}),
                     may_be_dense=True,
                 ),
@@ -229,12 +236,17 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
                 hf_name="GraniteMoeSharedForCausalLM",
                 interleaves_heads=True,
                 own_keys=frozenset(MULTIPLIERS) | _EXPERT_KEYS,
+                experts=GGUFExperts(shared_key="shared_intermediate_size"),
             ),
             replace(
                 _MIXTURE,
                 name="qwen2moe",
                 hf_name="Qwen2MoeForCausalLM",
-                experts=GGUFExperts(may_be_dense=True),
+                experts=GGUFExperts(
+                    may_be_dense=True,
+                    size_key="moe_intermediate_size",
+                    shared_key="shared_expert_intermediate_size",
+                ),
             ),
             replace(
                 _MIXTURE,
@@ -242,9 +254,28 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
                 hf_name="Glm4MoeForCausalLM",
                 layer_names=_NAMES_WITH_POST_NORM,
                 has_partial_rotary=True,
+                experts=GGUFExperts(
+                    size_key="moe_intermediate_size",
+                    scaling_key="routed_scaling_factor",
+                    shared_key="n_shared_experts",
+                    is_sigmoid=True,
+                ),
             ),
-            replace(_MIXTURE, name="ernie4_5-moe", hf_name="Ernie4_5_MoeForCausalLM"),
-            replace(_MIXTURE, name="minimax-m2", hf_name="MiniMaxM2ForCausalLM", has_partial_rotary=True),
+            replace(
+                _MIXTURE,
+                name="ernie4_5-moe",
+                hf_name="Ernie4_5_MoeForCausalLM",
+                experts=GGUFExperts(
+                    size_key="moe_intermediate_size", chosen_key="moe_k", shared_key="moe_num_shared_experts"
+                ),
+            ),
+            replace(
+                _MIXTURE,
+                name="minimax-m2",
+                hf_name="MiniMaxM2ForCausalLM",
+                has_partial_rotary=True,
+                experts=GGUFExperts(is_sigmoid=True),
+            ),
             GGUFArchitecture(
                 name="seed_oss",
                 hf_name="SeedOssForCausalLM",
