@@ -1,11 +1,12 @@
 """Attention with heads of 256 and 512 on one NVIDIA GPU: the tilings in use, and others beside them.
 
-    python benchmarks/gpu_wide_heads.py [--only "decode 32/4x512"] [--kv-cache-dtype fp8] [--tilings] [--save MACHINE]
+    python benchmarks/gpu_wide_heads.py [--only "decode 32/4x512"] [--kv-cache-dtype fp8] [--tilings]
+        [--save MACHINE]
 
-The shapes are those of Gemma 4: full layers of 31B (32 query heads on 4 kv heads of 512) and of 26B-A4B (16 on
-2), and their windowed layers (32 on 16 and 16 on 8 of 256). Each time is the median over replays of a CUDA
-graph of several calls; calls take turns at copies of the cache, so that no L2 cache holds what they read. The
-bound is the larger of bytes over the measured copy rate and operations over the measured matrix rate. Prints
+The shapes are those of Gemma 4: full layers of 31B (32 query heads on 4 kv heads of 512) and of 26B-A4B
+(16 on 2), and their windowed layers (32 on 16 and 16 on 8 of 256). Each time is the median over replays of a
+CUDA graph of several calls; calls take turns at copies of the cache, so that no L2 cache holds what they read.
+The bound is the larger of bytes over the measured copy rate and operations over the measured matrix rate. Prints
 a table, then one line of JSON.
 """
 
@@ -94,7 +95,7 @@ def bound_seconds(batch: Batch, window: int | None, rates: dict[str, float]) -> 
 
 
 def make_copies(workload: Workload, dtype: torch.dtype) -> list[Batch]:
-    """Return a batch, and others with as many keys in other memory if the first ones could stay in a cache."""
+    """Return a batch, and others with as many keys elsewhere if the first ones could stay in a cache."""
     first = make_batch(workload, _BLOCK_SIZE)
     if dtype == FLOAT8:
         first = to_float8(first)

@@ -141,7 +141,7 @@ class CpuStep:
         return add_sinks(heads, self._lse, options.sinks, out.dtype)[0].flatten(1)
 
     def check_stack(self, stack: LayerStack) -> None:
-        """Check slots, and that the plan is for no smaller window than one of the stack's layers in this group.
+        """Check slots, and that the plan is for no smaller window than the stack's layers have here.
 
         Raises:
             InvalidArgumentError: it is, or a slot does not exist.
