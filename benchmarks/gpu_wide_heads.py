@@ -5,9 +5,9 @@
 
 The shapes are those of Gemma 4: full layers of 31B (32 query heads on 4 kv heads of 512) and of 26B-A4B
 (16 on 2), and their windowed layers (32 on 16 and 16 on 8 of 256). Each time is the median over replays of a
-CUDA graph of several calls; calls take turns at copies of the cache, so that no L2 cache holds what they read.
-The bound is the larger of bytes over the measured copy rate and operations over the measured matrix rate. Prints
-a table, then one line of JSON.
+CUDA graph of several calls; calls take turns at copies of the cache, so that no L2 cache holds what they
+read. The bound is the larger of bytes over the measured copy rate and operations over the measured matrix
+rate. Prints a table, then one line of JSON.
 """
 
 from collections.abc import Iterator
