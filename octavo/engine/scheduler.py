@@ -85,7 +85,7 @@ class Scheduler:
                 budget, output.is_limited = min(budget, most), True
         policy = JoinPolicy(output, step_time)
         budget = self._schedule_catching_up(output, budget, policy)
-        if self.num_preemptions == num_preemptions and not output.finished:
+        if not output.finished and (self.num_preemptions == num_preemptions or not output.scheduled):
             self._admit(output, budget, policy)
         output.is_read_along = any(item.request.is_read_along for item in output.scheduled)
         output.block_copies, self._pending_copies = self._pending_copies, []
@@ -168,6 +168,10 @@ class Scheduler:
                 self._preempt(request)
                 return False
             elif request.num_pending_tokens > 0:
+                return False
+            elif self.manager.can_ever_fit(num_tokens):
+                # What it shares lies in more pages than it takes when it starts over.
+                self._preempt(request)
                 return False
             else:
                 self._end_for_lack_of_blocks(request, output)

@@ -6,8 +6,6 @@ from octavo.kv import KVCacheManager, SequenceBlocks, hash_block
 
 TEN = list(range(10))
 
-Prefix = tuple[bytes, tuple[int, ...]]
-
 
 def colliding_hash(parent_digest: bytes, content: bytes) -> bytes:
     """Four values only."""
