@@ -16,7 +16,7 @@ from octavo.models.model_config import ModelConfig
 from octavo.models.renamed import Place, by_name, renamed
 from octavo.models.weights import WeightSource
 
-# Of layers with experts beside a feed-forward: the norms after the latter, before and after experts.
+# Norms of layers with experts beside a feed-forward: after the latter, before and after experts.
 EXPERT_NORMS = ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
 
 

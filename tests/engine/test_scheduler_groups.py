@@ -88,6 +88,19 @@ def test_a_request_that_fits_by_itself_ends_whatever_pages_its_prefix_is_in(name
     check(engine, requests)
 
 
+@every_layout
+@pytest.mark.parametrize("length", [6, 7, 8, 17])
+def test_forks_begin_though_their_leader_was_preempted_beyond_its_prompt(name: str, length: int) -> None:
+    """It then has a token more, and hits all of its prompt: windows must reach back to the prompt's end."""
+    engine = GroupedEngine(name, 40, 40, ahead=1, num_more=8)
+    requests = engine.add("a", [*range(length)], 12, n=3)
+    engine.step()
+    engine.scheduler._preempt(requests[0])
+    engine.step()
+    assert [len(request.forks) for request in requests] == [2, 0, 0]
+    check(engine, requests)
+
+
 @in_both_ways
 @every_layout
 @settings(max_examples=NUM_SCHEDULES, deadline=None, derandomize=True)
