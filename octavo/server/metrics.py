@@ -175,6 +175,7 @@ class _LoopCollector(Collector):
         for name, help_, value in (
             ("vllm:prefix_cache_queries", "tokens looked up in the prefix cache", kv.prefix_query_tokens),
             ("vllm:prefix_cache_hits", "tokens found there", kv.prefix_hit_tokens),
+            ("octavo:lost_prefix_tokens", "tokens not found because windows were lost", kv.prefix_lost_tokens),
             ("vllm:num_preemptions", "times a request lost its blocks", engine.num_preemptions),
             ("octavo:steps", "steps", engine.num_steps),
             ("octavo:computed_tokens", "tokens computed, recomputation included", engine.num_computed_tokens),

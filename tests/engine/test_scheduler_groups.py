@@ -1,4 +1,4 @@
-"""The scheduler over groups of layers: a step reads what its own layers wrote, and a request that fits ends."""
+"""The scheduler over groups of layers: each reads what it wrote, and every request that fits ends."""
 
 import os
 from array import array

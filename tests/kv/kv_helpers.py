@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from kv_arena import Prefix
+
 from octavo.kv import KVCacheManager, SequenceBlocks, hash_block
 
 TEN = list(range(10))
