@@ -175,12 +175,12 @@ class _LoopCollector(Collector):
         for name, help_, value in (
             ("vllm:prefix_cache_queries", "tokens looked up in the prefix cache", kv.prefix_query_tokens),
             ("vllm:prefix_cache_hits", "tokens found there", kv.prefix_hit_tokens),
-            ("octavo:lost_prefix_tokens", "tokens not found because windows were lost", kv.prefix_lost_tokens),
             ("vllm:num_preemptions", "times a request lost its blocks", engine.num_preemptions),
             ("octavo:steps", "steps", engine.num_steps),
             ("octavo:computed_tokens", "tokens computed, recomputation included", engine.num_computed_tokens),
             ("octavo:saved_kv_tokens", "tokens not read thanks to sharing, per layer", sharing.saved_tokens),
             ("octavo:evicted_blocks", "cached blocks lost to new allocations", kv.num_evictions),
+            ("octavo:prefix_lost_tokens", "tokens not found for want of a window", kv.prefix_lost_tokens),
             ("octavo:late_kernels", "kernels compiled after the server was ready", late.compiled),
             ("octavo:late_graphs", "CUDA graphs captured after the server was ready", late.captured),
             ("octavo:late_allocations", "memory asked of the driver after that", late.allocated),
