@@ -119,11 +119,11 @@ def test_a_value_may_mention_tags_but_hides_no_argument(form: XmlFormat) -> None
     assert read(form, [lost])[2] == []
 
 
-GLM = """{% if tools %}<tool_call>{name}<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>{{ tools }}{% endif %}\
-{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|assistant|>\
+GLM = """{% if tools %}<tool_call>{name}<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>{{ tools }}\
+{% endif %}{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|assistant|>\
 {{ '</think>' if enable_thinking is defined and not enable_thinking else '<think>' }}"""
-M2 = """{% if tools %}<minimax:tool_call><invoke name="f"><parameter name="k">v</parameter></invoke>{{ tools }}\
-{% endif %}{% for m in messages %}]~b]user{{ m.content }}{% endfor %}]~b]ai\n<think>\n"""
+M2 = """{% if tools %}<minimax:tool_call><invoke name="f"><parameter name="k">v</parameter></invoke>\
+{{ tools }}{% endif %}{% for m in messages %}]~b]user{{ m.content }}{% endfor %}]~b]ai\n<think>\n"""
 
 
 @pytest.mark.parametrize(("template", "form", "has_switch"), [(GLM, GLM45, True), (M2, MINIMAX, False)])
