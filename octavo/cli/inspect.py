@@ -211,7 +211,8 @@ def _tokens(plan: ExecutionPlan) -> Rows:
     if len(plan.layout.groups) == 1:
         return [("tokens that fit", f"{plan.num_kv_tokens:,}")]
     in_one_group = plan.kv_bytes // plan.kv_bytes_per_token
-    lengths = [length for length in (1024, 32768) if length < plan.max_model_len] + [plan.max_model_len]
+    longest = min(plan.max_model_len, plan.num_kv_tokens)
+    lengths = [length for length in (1024, 32768) if length < longest] + [longest]
     return [
         (
             f"tokens that fit, in sequences of {length:,}",
