@@ -1,4 +1,4 @@
-"""Serving workloads on one NVIDIA GPU: random weights in the shapes of Qwen3, gpt-oss and Gemma 4, temperature 0.6.
+"""Serving workloads on one NVIDIA GPU: random weights shaped as Qwen3, gpt-oss and Gemma 4, temperature 0.6.
 
 Prints tokens per second, or time to first token, beside the physical bound (support/gpu_bound.py: of GEMMs
 the longer of bytes at the measured copy rate and operations at the measured matrix rate), beside Hugging Face

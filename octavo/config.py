@@ -42,7 +42,8 @@ class EngineConfig:
         max_model_len: longest prompt + output in tokens. Default: the model's own context. Models with
             LongRoPE or dynamic rope scaling rotate every text as one of this length.
         block_size: tokens per KV block, at least 1. Default: 16 on a CPU, 64 on a GPU.
-        num_blocks: KV blocks to allocate. Default: by memory_fraction.
+        num_blocks: KV blocks to allocate; pages, where layers keep different keys. Default: by
+            memory_fraction.
         memory_fraction: share of the free memory (after weights and, on a GPU, activations) that the KV cache
             may take if num_blocks is not given. Default: 0.9 on a GPU; on a CPU 0.5, and at most 4 GiB. The
             cache never exceeds max_num_seqs sequences of max_model_len.

@@ -26,7 +26,7 @@ EXPERTS = {"30b-a3b": (128, 8), "gpt-oss-20b": (32, 4), "gpt-oss-120b": (128, 4)
 BESIDE = {"gemma4-26b-a4b": 2112}
 # Gemma 4, every sixth layer: kv heads of 512, whose keys are values.
 GLOBAL_KV_HEADS = {"gemma4-31b": 4, "gemma4-26b-a4b": 2}
-# Keys that a token sees in the other layers, and in every other one of gpt-oss; bytes of an expert's weight in MXFP4.
+# Keys that a token sees in the other layers, and in every other one of gpt-oss; bytes of a weight in MXFP4.
 GEMMA_WINDOW, WINDOW = 1024, 128
 MXFP4_BYTES = 0.5 + 1 / 32
 

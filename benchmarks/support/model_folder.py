@@ -100,7 +100,8 @@ def _gemma_config(size: str) -> dict[str, Any]:
         num_global_key_value_heads=GLOBAL_KV_HEADS[size], attention_k_eq_v=True, hidden_size=hidden,
         num_hidden_layers=layers, intermediate_size=BESIDE.get(size, inner), vocab_size=vocabulary(size),
         hidden_activation="gelu_pytorch_tanh", rms_norm_eps=1e-6, max_position_embeddings=131072,
-        sliding_window=GEMMA_WINDOW, layer_types=[*["sliding_attention"] * 5, "full_attention"] * (layers // 6),
+        sliding_window=GEMMA_WINDOW,
+        layer_types=[*["sliding_attention"] * 5, "full_attention"] * (layers // 6),
         rope_parameters={
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
             "full_attention": {

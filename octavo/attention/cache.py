@@ -6,6 +6,7 @@ A float8 (e4m3) cache stores x / scale, with one scale per kv head, saturated to
 from dataclasses import dataclass, field
 from itertools import chain
 from numbers import Integral
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,7 +14,10 @@ from torch import Tensor
 
 from octavo.errors import InvalidArgumentError, OutOfMemoryError
 from octavo.kernels.copies import to_device
-from octavo.kv.cache_layout import CacheLayout
+
+if TYPE_CHECKING:
+    # Operators use caches without any bookkeeping of blocks.
+    from octavo.kv import CacheLayout
 
 FLOAT8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FLOAT8).max
@@ -58,7 +62,7 @@ class KVCache:
 
     data: Tensor
     scales: Tensor | None = None
-    layout: CacheLayout | None = None
+    layout: "CacheLayout | None" = None
     _layers: dict[int, LayerCache] = field(default_factory=dict, init=False, repr=False, compare=False)
     _addresses: list[tuple[int, int]] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -97,7 +101,7 @@ class KVCache:
 
     @classmethod
     def of_layout(
-        cls, layout: CacheLayout, num_pages: int, dtype: torch.dtype, device: torch.device | str
+        cls, layout: "CacheLayout", num_pages: int, dtype: torch.dtype, device: torch.device | str
     ) -> "KVCache":
         """Allocate an uninitialised cache for groups of layers; see allocate, also for errors."""
         layers = layout.layers
@@ -196,7 +200,7 @@ def _scales(num_layers: int, num_kv_heads: int, data: Tensor) -> Tensor | None:
     return torch.ones(num_layers, 2, width, dtype=torch.float32, device=data.device)[..., :num_kv_heads]
 
 
-def _layer_of(data: Tensor, layout: CacheLayout, index: int) -> tuple[Tensor, ...]:
+def _layer_of(data: Tensor, layout: "CacheLayout", index: int) -> tuple[Tensor, ...]:
     """Return a layer's keys and values, [N, KH, B, D] each: as many blocks as its group's tables may name."""
     group, num_pages = layout.groups[layout.group_of(index)], data.shape[2]
     kind, first = group.kind, group.first_block(index, num_pages)

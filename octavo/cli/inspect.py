@@ -196,12 +196,13 @@ def _groups(plan: ExecutionPlan) -> Rows:
     if len(layout.groups) == 1:
         return [("KV cache", f"{size} blocks x {plan.block_size} tokens")]
     rows = [("KV cache", f"{size} pages of {gib(plan.block_bytes)}, blocks of {plan.block_size} tokens")]
-    for group in layout.groups:
+    for group in filter(lambda group: group.layers, layout.groups):
         kind, number = group.kind, len(group.layers)
         keeps = "all keys" if kind.window is None else f"the last {kind.window:,} keys"
         num_bytes = 2 * kind.size * number * plan.kv_dtype.itemsize
         heads = f"{kind.num_kv_heads} kv heads x {kind.head_dim}"
-        rows.append((f"  {number} layers", f"keep {keeps}, {heads}: {num_bytes:,} bytes per token"))
+        name = f"  {number} {'layer' if number == 1 else 'layers'}"
+        rows.append((name, f"{keeps}, {heads}: {num_bytes:,} bytes per token"))
     return rows
 
 
@@ -210,7 +211,8 @@ def _tokens(plan: ExecutionPlan) -> Rows:
     if len(plan.layout.groups) == 1:
         return [("tokens that fit", f"{plan.num_kv_tokens:,}")]
     in_one_group = plan.kv_bytes // plan.kv_bytes_per_token
-    lengths = [length for length in (1024, 32768) if length < plan.max_model_len] + [plan.max_model_len]
+    longest = min(plan.max_model_len, plan.num_kv_tokens)
+    lengths = [length for length in (1024, 32768) if length < longest] + [longest]
     return [
         (
             f"tokens that fit, in sequences of {length:,}",

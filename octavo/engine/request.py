@@ -136,9 +136,12 @@ class Request:
         """How many leading tokens may come from the prefix cache.
 
         At least one token is always computed, since only computed tokens give logits; wanted prompt
-        log-probabilities need the logits from the position before the first of them on.
+        log-probabilities need the logits from the position before the first of them on. Forks begin with the
+        last token of the prompt, and layers with windows keep only what the next token sees.
         """
         limit = 0 if self.pools_all else self.num_tokens - 1
+        if self.forks:
+            limit = min(limit, self.num_prompt_tokens - 1)
         if self.prompt_logprobs_start is not None and self.prompt_logprobs[-1] is None:
             limit = min(limit, self.prompt_logprobs_start - 1)
         return limit

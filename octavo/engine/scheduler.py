@@ -85,7 +85,7 @@ class Scheduler:
                 budget, output.is_limited = min(budget, most), True
         policy = JoinPolicy(output, step_time)
         budget = self._schedule_catching_up(output, budget, policy)
-        if self.num_preemptions == num_preemptions and not output.finished:
+        if not output.finished and (self.num_preemptions == num_preemptions or not output.scheduled):
             self._admit(output, budget, policy)
         output.is_read_along = any(item.request.is_read_along for item in output.scheduled)
         output.block_copies, self._pending_copies = self._pending_copies, []
@@ -159,8 +159,7 @@ class Scheduler:
         """Make room for all tokens of a request, preempting the youngest; False if it waits or ends."""
         if num_tokens <= request.blocks.reach:
             return True
-        if not request.forks:
-            self.manager.hide(request.blocks, request.num_computed_tokens)
+        self._hide(request)
         while not self.manager.allocate(request.blocks, num_tokens):
             if self.running[-1] is not request:
                 self._preempt(self.running[-1])
@@ -177,6 +176,13 @@ class Scheduler:
                 self._end_for_lack_of_blocks(request, output)
                 return False
         return True
+
+    def _hide(self, request: Request) -> None:
+        """Give back what a request sees no more in layers with windows, but for what its forks begin with."""
+        num_tokens = request.num_computed_tokens
+        if request.forks:
+            num_tokens = min(num_tokens, request.num_prompt_tokens - 1)
+        self.manager.hide(request.blocks, num_tokens)
 
     def _end_for_lack_of_blocks(self, request: Request, output: SchedulerOutput) -> None:
         """End a request that needs more tokens than the whole pool holds."""
@@ -207,7 +213,7 @@ class Scheduler:
         end = start + min(request.num_tokens_to_compute, budget)
         if end <= blocks.reach:
             return budget
-        self.manager.hide(blocks, start)
+        self._hide(request)
         while (reach := self.manager.allocate_part(blocks, request.num_tokens, end, start)) < 0:
             youngest = self.running[-1]
             if youngest is request or any(item.request is youngest for item in output.scheduled):

@@ -23,6 +23,9 @@ from octavo.errors import InvalidArgumentError
 from octavo.kv.cache_layers import CacheLayer
 from octavo.kv.slots import num_blocks_for
 
+# Blocks without memory in a page: block tables hold ids of 32 bits, of all pages.
+_MOST_IDS = 8192
+
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
@@ -110,6 +113,11 @@ class CacheLayout:
         """Tokens of the first group in a page."""
         return self.groups[0].blocks_per_page * self.block_size
 
+    @property
+    def max_pages(self) -> int:
+        """Pages whose blocks all have an id of 32 bits."""
+        return min((2**31 - 1) // max(group.blocks_per_page, group.layers_per_slice) for group in self.groups)
+
     def group_of(self, layer: int) -> int:
         """Return the index of the group of a layer."""
         return next(index for index, group in enumerate(self.groups) if layer in group.layers)
@@ -165,9 +173,9 @@ def plan_layout(layers: Sequence[CacheLayer], block_size: int, max_tokens: int) 
     per_slice = {kind: slice_size // (block_size * kind.size) for kind in kinds}
     num_slices = max(num_blocks_for(len(kinds[kind]), per_slice[kind]) for kind in kinds)
     if full is None:
-        # Ids of prefixes take no memory but a page for each sequence.
+        # Ids of prefixes take no memory but a page or few for each sequence.
         kind = CacheLayer(layers[0].num_kv_heads, layers[0].head_dim)
-        first = CacheGroup((), kind, 1, num_blocks_for(max_tokens, block_size))
+        first = CacheGroup((), kind, 1, min(num_blocks_for(max_tokens, block_size), _MOST_IDS))
     else:
         fit = _blocks_that_fit(len(kinds[full]), per_slice[full], num_slices)
         first = CacheGroup(tuple(kinds[full]), full, per_slice[full], fit)

@@ -18,9 +18,10 @@ def unsupported_reason(attention: AttentionLayer, feed_forward: FeedForward) -> 
     """Return why a layer cannot be one of a stack, or None if it can."""
     if attention.wide_norm is not None:
         return "it norms queries and keys over all heads"
-    if attention.options.value_norm is not None or attention.options.shares_cache:
-        return "it norms values, or reads those of another layer"
-    if attention.options.sinks is not None:
+    options = attention.options
+    if options.value_norm is not None or options.keys_are_values or options.shares_cache:
+        return "it norms values, or has none of its own"
+    if options.sinks is not None:
         return "its query heads have sinks"
     inputs = ((attention.qkv_proj, None), (feed_forward.gate_up_proj, "silu"))
     if not all(_is_known_input(block, activation) for block, activation in inputs):

@@ -93,10 +93,7 @@ class FakeEngine:
         """Schedule and launch a step, process what is due; the step due may fail at "launch" or "wait"."""
         output = self.scheduler.schedule(self.step_time)
         self.steps.append(output)
-        size = self.manager.block_size
-        for source, destination in output.block_copies:
-            for offset in range(size):
-                self.cells[destination * size + offset] = self.cells.get(source * size + offset, -1)
+        self._copy(output)
         if fails == "launch":
             self._process_all_but(0)
             self._fail(output)
@@ -119,6 +116,12 @@ class FakeEngine:
             output = self.step()
             assert output.scheduled or output.finished or waits, "a step with work did nothing"
         raise AssertionError("the scheduler makes no progress")
+
+    def _copy(self, output: SchedulerOutput) -> None:
+        size = self.manager.block_size
+        for source, destination in output.block_copies:
+            for offset in range(size):
+                self.cells[destination * size + offset] = self.cells.get(source * size + offset, -1)
 
     def _slot(self, request: Request, position: int) -> int:
         index, offset = divmod(position, self.manager.block_size)

@@ -16,6 +16,7 @@ from octavo.errors import ConfigError, OutOfMemoryError
 from octavo.forms.base import Storage
 from octavo.forms.float8 import FLOAT8_ROWS
 from octavo.gemm.cpu import matrix_units
+from octavo.kv import BlockTables, KVCacheManager
 from octavo.models import ModelConfig
 from octavo.parallel import TensorParallel
 
@@ -245,3 +246,30 @@ def test_matrices_in_bfloat16_take_half_the_memory() -> None:
 def test_what_rounds_products_runs_in_float32_on_a_cpu(name: str) -> None:
     with pytest.raises(ConfigError, match=f"quantization='{name}' runs on a CPU in float32, got cpu and"):
         make_plan(quantization=name, dtype="bfloat16")
+
+
+def windows_alone(**options: object) -> ExecutionPlan:
+    model = TINY_LLAMA | {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "sliding_window": 64,
+        "max_position_embeddings": 2**14,
+    }
+    config = EngineConfig.from_dict({"model": "tiny", "device": "cpu", "block_size": 1} | options)
+    return plan_execution(config, ModelConfig.from_hf(model))
+
+
+def test_ids_of_blocks_have_32_bits_where_windows_alone_take_memory() -> None:
+    """Trap: ids of blocks without memory are many times the pages."""
+    plan = windows_alone(max_num_seqs=6000)
+    group = plan.layout.groups[0]
+    last = group.block_id(plan.num_blocks - 1, group.blocks_per_page - 1, plan.num_blocks)
+    assert not group.layers
+    assert plan.num_blocks == plan.layout.max_pages < plan.most_blocks
+    assert last < 2**31
+    manager = KVCacheManager(plan.num_blocks, plan.block_size, layout=plan.layout)
+    sequence = manager.new_sequence()
+    assert manager.allocate(sequence, 5000)
+    BlockTables(1, plan.table_columns).update(0, sequence.block_ids)
+    with pytest.raises(ConfigError, match="num_blocks must be at most"):
+        windows_alone(num_blocks=2**30)

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
+from kv_arena import Prefix
+
 from octavo.kv import KVCacheManager, SequenceBlocks, hash_block
 
 TEN = list(range(10))
-
-Prefix = tuple[bytes, tuple[int, ...]]
 
 
 def colliding_hash(parent_digest: bytes, content: bytes) -> bytes:

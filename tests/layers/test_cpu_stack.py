@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,6 +11,7 @@ from octavo.errors import InvalidArgumentError
 from octavo.forms.blocks import BLOCK, BlockWeight
 from octavo.gemm.cpu.block_linear import BlockLinear, tiled
 from octavo.gemm.cpu.library import compile_failure
+from octavo.kv import CacheLayer, plan_layout
 from octavo.layers import (
     AttentionLayer,
     BlockInput,
@@ -22,7 +24,8 @@ from octavo.layers import (
 from octavo.layers.compiled_stack import LayerStack
 from octavo.layers.rotary import Rotary
 from octavo.layers.stack import make_stack
-from octavo.layers.steps.cpu_step import CpuStep, run_layers
+from octavo.layers.steps.cpu_step import CpuStep, cpu_steps, run_layers
+from octavo.layers.steps.make_step import make_step
 from octavo.parallel import TensorParallel
 
 pytestmark = pytest.mark.skipif(compile_failure() is not None, reason="needs a C compiler")
@@ -157,6 +160,32 @@ def test_layers_that_c_does_not_know_are_called_one_by_one() -> None:
     assert make_stack([(attention, feed_forward)]) is not None
     assert make_stack([(attention, feed_forward), (normed, feed_forward)]) is None
     assert make_stack([(attention, gelu)]) is None
+
+
+@pytest.mark.parametrize("change", [{"keys_are_values": True}, {"shares_cache": True}, {"value_norm": 1e-6}])
+def test_layers_without_plain_values_are_called_one_by_one(change: dict) -> None:
+    assert make_stack([new_layer(0), new_layer(1, **change)]) is None
+
+
+@pytest.mark.parametrize(
+    ("second", "are_one_call"),
+    [
+        (CacheLayer(KV_HEADS, DIM, 8), True),
+        (CacheLayer(KV_HEADS, 2 * DIM, 8), False),
+        (CacheLayer(2 * KV_HEADS, DIM), False),
+    ],
+)
+def test_groups_of_layers_are_one_call_if_their_heads_are_equal(
+    second: CacheLayer, are_one_call: bool
+) -> None:
+    layout = plan_layout([CacheLayer(KV_HEADS, DIM), second], BLOCK_SIZE, 64)
+    cache = KVCache.of_layout(layout, 16, torch.float32, "cpu")
+    groups = [
+        replace(new_metadata([1]), work=ForestPlan.flat(np.array([10]), np.array([0, 1]), window=window))
+        for window in (group.kind.window for group in layout.groups)
+    ]
+    step = make_step(cache, groups, num_heads=HEADS, impl="c", dtype=torch.float32)
+    assert len(cpu_steps(step)) == (2 if are_one_call else 0)
 
 
 def test_a_plan_for_a_window_is_for_layers_that_see_no_more() -> None:

@@ -159,16 +159,14 @@ def attend_fused(
     num_heads = qkv.shape[1] // head_dim - num_others
     tile, overlap = work.tile, overlaps(qkv)
     q = qkv.as_strided((num_sequences, num_heads, head_dim), (qkv.stride(0), head_dim, 1))
-    results = empty_results(q)
+    results, norm = empty_results(q), cos if norm_weight is None else norm_weight
     call = make_call(q, cache, metadata.positions, metadata.block_table, options, results)
     launch(
         _attend_fused_kernel,
         (work.num_programs,),
         queries=call.queries, cache=call.cache, score=call.score,
         step=Step(metadata.positions, metadata.seq_lens, metadata.slot_mapping),
-        rotation=Rotation(
-            cos, sin, cos.stride(0), query_angles, cos if norm_weight is None else norm_weight, eps, value_norm
-        ),
+        rotation=Rotation(cos, sin, cos.stride(0), query_angles, norm, eps, value_norm),
         pieces=Pieces(work.arrivals, work.partial_out, work.partial_lse), sinks=options.sinks,
         block_size=block_size, num_sequences=num_sequences, shape=call.shape(tile), SPLITS=work.num_splits,
         SEQUENCES=1 if num_sequences == 1 else _MOST_SEQUENCES,

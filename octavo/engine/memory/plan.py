@@ -58,7 +58,12 @@ def plan_execution(
     plan = replace(plan, working_bytes=_working_bytes(plan))
     num_blocks = config.num_blocks
     if num_blocks is None:
-        num_blocks = min(_num_blocks(plan), plan.most_blocks)
+        num_blocks = min(_num_blocks(plan), plan.most_blocks, plan.layout.max_pages)
+    if num_blocks > plan.layout.max_pages:
+        raise ConfigError(
+            f"num_blocks must be at most {plan.layout.max_pages:,} for this model, got {num_blocks:,}: block "
+            "tables hold ids of 32 bits"
+        )
     plan = replace(plan, num_blocks=num_blocks)
     _check_memory(plan)
     return plan

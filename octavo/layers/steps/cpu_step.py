@@ -58,7 +58,7 @@ class CpuStep:
         tiles = kv_cache.layer(self.layers[0]).k.transpose(1, 2)
         num_blocks, num_kv_heads, block_size, head_dim = tiles.shape
         num_tokens = metadata.positions.shape[0]
-        self._num_heads, self._num_kv_heads, self._head_dim = num_heads, num_kv_heads, head_dim
+        self._num_heads, self._num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.heads = num_heads, num_kv_heads
         self._num_slots = num_blocks * block_size
         self._threads = torch.get_num_threads()
@@ -117,18 +117,18 @@ class CpuStep:
         base, width = qkv.data_ptr(), qkv.shape[1]
         num_keys = 0 if options.shares_cache else self._num_kv_heads
         num_rotated = self._num_heads + num_keys
-        heads = qkv.view(num_tokens, -1, self._head_dim)
+        heads = qkv.view(num_tokens, -1, self.head_dim)
         is_plain = options.value_norm is None and not options.keys_are_values
         values = heads if is_plain else values_of(heads, num_keys, options).contiguous()
         if options.qk_norm is not None:
             options.qk_norm.apply_(heads[:, :num_rotated])
         for first, number, turns in rotated_heads(rotations, self._num_heads, num_keys):
-            at = base + first * self._head_dim * 4
-            library.octavo_rotate(at, turns.data_ptr(), num_tokens, number, self._head_dim, width, threads)
+            at = base + first * self.head_dim * 4
+            library.octavo_rotate(at, turns.data_ptr(), num_tokens, number, self.head_dim, width, threads)
         call.k, call.v = self._addresses[options.layer]
         if num_keys:
-            store.k = base + self._num_heads * self._head_dim * 4
-            store.v = values.data_ptr() + (num_rotated * self._head_dim * 4 if is_plain else 0)
+            store.k = base + self._num_heads * self.head_dim * 4
+            store.v = values.data_ptr() + (num_rotated * self.head_dim * 4 if is_plain else 0)
             store.k_token, store.v_token = width, values.stride(0)
             store.k_cache, store.v_cache = call.k, call.v
             self._check_slots(library.octavo_store(store, threads))
@@ -141,7 +141,7 @@ class CpuStep:
         return add_sinks(heads, self._lse, options.sinks, out.dtype)[0].flatten(1)
 
     def check_stack(self, stack: LayerStack) -> None:
-        """Check slots, and that the plan is for no smaller window than one of the stack's layers in this group.
+        """Check slots, and that the plan is for no smaller window than the stack's layers have here.
 
         Raises:
             InvalidArgumentError: it is, or a slot does not exist.
@@ -165,10 +165,11 @@ class CpuStep:
 
 
 def cpu_steps(step: AttentionStep) -> list[CpuStep]:
-    """Return the steps of all groups of layers, if they are of this kind; else none."""
+    """Return the steps of all groups of layers, if they are of this kind and have equal heads; else none."""
     steps = list(dict.fromkeys(step.of_layers.values())) if isinstance(step, GroupedStep) else [step]
     found = [each for each in steps if isinstance(each, CpuStep)]
-    return found if len(found) == len(steps) else []
+    shapes = {(*each.heads, each.head_dim) for each in found}
+    return found if len(found) == len(steps) and len(shapes) == 1 else []
 
 
 def run_layers(

@@ -35,7 +35,7 @@ class TritonStep:
         num_heads: int,
         deterministic: bool = False,
     ) -> None:
-        """Keep the step of a group of layers with one block table; `num_heads` is H, `deterministic` as for make_step_map."""
+        """Keep a step of a group of layers; `num_heads` is H, `deterministic` as for make_step_map."""
         self._deterministic = deterministic
         # A float8 cache rounds keys and values, and later steps read the rounded ones: this step must, too.
         is_exact = kv_cache.data.dtype != FLOAT8 and not deterministic

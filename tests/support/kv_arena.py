@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from kv_helpers import Prefix
-
 from octavo.kv import CacheGroup, CacheLayer, CacheLayout, SequenceBlocks, plan_layout
+
+Prefix = tuple[bytes, tuple[int, ...]]
 
 MAX_TOKENS = 48
 
