@@ -65,7 +65,7 @@ def run_family(folder: Path, num_tokens: int, rng: random.Random) -> Counter[str
     counts = Counter[str]()
     layers = LLM(str(folder), device="cpu", num_blocks=64).engine.model_config.cache_layers
     while counts["tokens"] < num_tokens:
-        rows, round_counts = run_round(folder, layers, min(4000, num_tokens - counts["tokens"]), rng)
+        rows, round_counts = run_round(folder, layers, min(6000, num_tokens - counts["tokens"]), rng)
         counts += round_counts
         counts += compare(model.eval(), rows)
     return counts
@@ -76,6 +76,7 @@ def run_round(
 ) -> tuple[Rows, Counter[str]]:
     """Run one engine; return prompts with their answers, and what happened."""
     block_size = rng.randint(2, 16)
+    plenty = rng.choice((1.0, 2.0, 8.0, 20.0, 60.0))
     need = plan_layout(layers, block_size, MAX_LEN).num_pages(MAX_LEN)
     llm = LLM(
         str(folder),
@@ -83,14 +84,15 @@ def run_round(
         dtype="float32",
         max_model_len=MAX_LEN,
         block_size=block_size,
-        num_blocks=int(need * rng.choice((1.0, 1.5, 3.0, 10.0, 40.0))),
-        max_num_batched_tokens=rng.choice((5, 24, 100, 512)),
-        max_num_seqs=rng.choice((3, 16, 64)),
+        num_blocks=int(need * plenty),
+        max_num_batched_tokens=rng.choice((16, 100, 512)),
+        max_num_seqs=rng.choice((32, 128) if plenty > 2 else (3, 32)),
         share_prefixes=rng.random() < 0.8,
         enable_prefix_caching=rng.random() < 0.9,
     )
     hits = watch_hits(llm.engine.manager)
-    outputs = play(llm.engine, num_tokens, rng)
+    # Few requests at a time take long.
+    outputs = play(llm.engine, num_tokens if plenty > 2 else num_tokens // 16, rng)
     stats = llm.stats
     assert stats.kv.num_referenced == 0, "blocks leak"
     llm.engine.manager.check_invariants()
@@ -133,9 +135,10 @@ def play(engine: Engine, num_tokens: int, rng: random.Random) -> list[RequestOut
     """Add requests at random moments, abort some of them, and run them to their ends."""
     documents = [draw(rng, MAX_PROMPT) for _ in range(4)]
     outputs: list[RequestOutput] = []
+    lengths: dict[str, int] = {}
     num_left = num_tokens
     while num_left > 0 or engine.has_unfinished_requests:
-        for _ in range(rng.choice((0, 0, 1, 6)) if num_left > 0 else 0):
+        for _ in range(rng.choice((0, 0, 1, 24)) if num_left > 0 else 0):
             params = SamplingParams(
                 temperature=0,
                 max_tokens=rng.choice((1, 8, 30, MAX_OUTPUT)),
@@ -147,9 +150,14 @@ def play(engine: Engine, num_tokens: int, rng: random.Random) -> list[RequestOut
             begun = rng.choice(outputs) if outputs and rng.random() < 0.2 else None
             prompt = continue_chat(rng, begun) if begun else draw_prompt(rng, documents)
             outputs.append(engine.add_request(prompt, params))
+            lengths[outputs[-1].request_id] = params.max_tokens
         engine.step()
         if rng.random() < 0.01 and not outputs[-1].finished:
+            del lengths[outputs[-1].request_id]
             engine.abort(outputs[-1].request_id)
+    for output in outputs:
+        whole = lengths.get(output.request_id)
+        assert whole is None or all(len(own.token_ids) == whole for own in output.outputs), "cut short"
     return outputs
 
 

@@ -169,6 +169,10 @@ class Scheduler:
                 return False
             elif request.num_pending_tokens > 0:
                 return False
+            elif self.manager.can_ever_fit(num_tokens):
+                # What it shares lies in more pages than it would take by itself.
+                self._preempt(request)
+                return False
             else:
                 self._end_for_lack_of_blocks(request, output)
                 return False
