@@ -1,4 +1,4 @@
-"""Serving workloads on one NVIDIA GPU: random weights in the shapes of Qwen3 and gpt-oss, temperature 0.6.
+"""Serving workloads on one NVIDIA GPU: random weights in the shapes of Qwen3, gpt-oss and Gemma 4, temperature 0.6.
 
 Prints tokens per second, or time to first token, beside the physical bound (support/gpu_bound.py: of GEMMs
 the longer of bytes at the measured copy rate and operations at the measured matrix rate), beside Hugging Face
@@ -131,7 +131,13 @@ def measure_engine(
     is_int4 = arguments.quantization == "int4"
     quantization = "auto" if is_int4 else arguments.quantization
     with random_int4() if is_int4 else nullcontext():
-        llm = load(arguments.model, arguments.kv_cache_dtype, share_prefixes, quantization=quantization)
+        longest = max(
+            len(prompt) + num
+            for workload in workloads.values()
+            for prompt, num in zip(workload.prompts, workload.max_tokens, strict=True)
+        )
+        options = {"quantization": quantization, "max_model_len": max(16384, longest)}
+        llm = load(arguments.model, arguments.kv_cache_dtype, share_prefixes, **options)
     ready_s = time.perf_counter() - start
     results = {}
     for name, workload in workloads.items():

@@ -1,9 +1,10 @@
 """Attention with heads of 256 and 512 on one NVIDIA GPU: the tilings in use, and others beside them.
 
-    python benchmarks/gpu_wide_heads.py [--only "decode 32/4x512"] [--kv-cache-dtype fp8] [--tilings] [--save MACHINE]
+    python benchmarks/gpu_wide_heads.py [--only "decode 32/4x512"] [--kv-cache-dtype fp8] [--tilings]
+                                        [--save MACHINE]
 
-The shapes are those of Gemma 4: full layers of 31B (32 query heads on 4 kv heads of 512) and of 26B-A4B (16 on
-2), and their windowed layers (32 on 16 and 16 on 8 of 256). Each time is the median over replays of a CUDA
+The shapes are those of Gemma 4: full layers of 31B (32 query heads on 4 kv heads of 512) and of 26B-A4B (16
+on 2), and their windowed layers (32 on 16 and 16 on 8 of 256). Each time is the median over replays of a CUDA
 graph of several calls; calls take turns at copies of the cache, so that no L2 cache holds what they read. The
 bound is the larger of bytes over the measured copy rate and operations over the measured matrix rate. Prints
 a table, then one line of JSON.
@@ -24,6 +25,7 @@ from octavo.attention.implementations import unsupported_reason
 from octavo.attention.score_options import ScoreOptions
 from octavo.attention.tilings.portable import TileShape
 from octavo.attention.triton.step_map import make_step_map
+from octavo.kernels.device import nvidia_generation
 
 # Keys and values that calls take turns at are larger together than any L2 cache.
 _CACHE_BYTES = 256 << 20
@@ -61,6 +63,22 @@ DECODE_TILES = (
     TileShape(16, 64, 8, 2, 1),
     TileShape(16, 64, 4, 3, 2),
 )
+# Of one warp, for Hopper's kernel, by head dimension.
+WARP_TILES = {
+    256: (
+        TileShape(16, 16, 1, 3, 4, 255),
+        TileShape(16, 16, 1, 2, 6, 255),
+        TileShape(16, 16, 1, 4, 3, 255),
+        TileShape(16, 32, 1, 2, 3, 255),
+        TileShape(16, 32, 1, 3, 2, 255),
+    ),
+    512: (
+        TileShape(8, 16, 1, 3, 2, 255),
+        TileShape(8, 16, 1, 2, 3, 255),
+        TileShape(8, 16, 1, 4, 1, 255),
+        TileShape(8, 32, 1, 3, 1, 255),
+    ),
+}
 PROMPT_TILES = (
     TileShape(64, 32, 8, 2, 1),
     TileShape(64, 16, 8, 3, 1),
@@ -94,7 +112,7 @@ def bound_seconds(batch: Batch, window: int | None, rates: dict[str, float]) -> 
 
 
 def make_copies(workload: Workload, dtype: torch.dtype) -> list[Batch]:
-    """Return a batch, and others with as many keys in other memory if the first ones could stay in a cache."""
+    """Return a batch, and others with keys in other memory if the first ones could stay in a cache."""
     first = make_batch(workload, _BLOCK_SIZE)
     if dtype == FLOAT8:
         first = to_float8(first)
@@ -110,7 +128,10 @@ def tiles(batch: Batch, *, sweeps: bool) -> Iterator[tuple[str, TileShape | None
     """Yield the tiling in use, as None, and with `sweeps` others that could be."""
     yield "in use", None
     if sweeps:
-        for tile in DECODE_TILES if batch.workload.query_len == 1 else PROMPT_TILES:
+        decode_tiles = DECODE_TILES
+        if nvidia_generation(batch.q.device) == 9 and batch.cache.k.dtype != FLOAT8:
+            decode_tiles = (*WARP_TILES[batch.workload.head_dim], *decode_tiles)
+        for tile in decode_tiles if batch.workload.query_len == 1 else PROMPT_TILES:
             yield (
                 f"{tile.rows}x{tile.keys}, {tile.num_warps} warps, {tile.num_stages} stages, "
                 f"{tile.programs_per_multiprocessor} programs",
@@ -123,12 +144,13 @@ def measure(
 ) -> dict[str, float | str]:
     """Time a tiling, None: that in use, and check it where there is no window."""
     batch, workload = copies[0], copies[0].workload
-    kind = "decode" if workload.query_len == 1 else "prefill"
+    decodes = workload.query_len == 1
     options = ScoreOptions(workload.head_dim**-0.5, window)
     step_map = make_step_map(
         batch.metadata, num_tokens=batch.q.shape[0], num_heads=workload.heads,
         num_kv_heads=workload.kv_heads, head_dim=workload.head_dim, dtype=batch.q.dtype,
-        cache_dtype=batch.cache.k.dtype, block_size=_BLOCK_SIZE, window=window, **{kind: tile},
+        cache_dtype=batch.cache.k.dtype, block_size=_BLOCK_SIZE, window=window,
+        decode=tile if decodes else None, prefill=None if decodes else tile,
     )  # fmt: skip
     turns = [0]
 

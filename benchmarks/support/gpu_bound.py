@@ -1,13 +1,13 @@
 """The physical bound of a serving workload: bytes and operations that no engine can avoid. Needs no GPU."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .gpu_workloads import Workload
 
-# Qwen3 and gpt-oss: hidden size, layers, attention heads, size of a feed-forward or an expert.
+# Qwen3, gpt-oss and Gemma 4: hidden size, layers, attention heads, size of a feed-forward or an expert.
 SHAPES = {
     "0.6b": (1024, 28, 16, 3072),
     "8b": (4096, 36, 32, 12288),
@@ -15,30 +15,73 @@ SHAPES = {
     "30b-a3b": (2048, 48, 32, 768),
     "gpt-oss-20b": (2880, 24, 64, 2880),
     "gpt-oss-120b": (2880, 36, 64, 2880),
+    "gemma4-31b": (5376, 60, 32, 21504),
+    "gemma4-26b-a4b": (2816, 30, 16, 704),
 }
 KV_HEADS = {"0.6b": 8, "8b": 8, "32b": 8, "30b-a3b": 4, "gpt-oss-20b": 8, "gpt-oss-120b": 8}
+KV_HEADS |= {"gemma4-31b": 16, "gemma4-26b-a4b": 8}
 # Experts of a layer, and of a token; others have one feed-forward.
-EXPERTS = {"30b-a3b": (128, 8), "gpt-oss-20b": (32, 4), "gpt-oss-120b": (128, 4)}
-# gpt-oss: keys that a token sees in every other layer; bytes of an expert's weight in MXFP4.
-WINDOW = 128
+EXPERTS = {"30b-a3b": (128, 8), "gpt-oss-20b": (32, 4), "gpt-oss-120b": (128, 4), "gemma4-26b-a4b": (128, 8)}
+# The feed-forward beside experts.
+BESIDE = {"gemma4-26b-a4b": 2112}
+# Gemma 4, every sixth layer: kv heads of 512, whose keys are values.
+GLOBAL_KV_HEADS = {"gemma4-31b": 4, "gemma4-26b-a4b": 2}
+# Keys that a token sees in the other layers, and in every other one of gpt-oss; bytes of an expert's weight in MXFP4.
+GEMMA_WINDOW, WINDOW = 1024, 128
 MXFP4_BYTES = 0.5 + 1 / 32
+
+
+class LayerKind(NamedTuple):
+    """Layers with the same attention.
+
+    Attributes:
+        number: of layers.
+        kv_heads: of each.
+        dim: of a head.
+        window: keys that a token sees; None: all.
+        projections: of keys and values: 1 where keys are values.
+    """
+
+    number: int
+    kv_heads: int
+    dim: int
+    window: int | None = None
+    projections: int = 2
+
+
+def layer_kinds(size: str) -> list[LayerKind]:
+    """Return the layers of a model, a key of SHAPES."""
+    layers, kv_heads = SHAPES[size][1], KV_HEADS[size]
+    if is_gpt_oss(size):
+        return [LayerKind(layers // 2, kv_heads, 64, WINDOW), LayerKind(layers // 2, kv_heads, 64)]
+    if is_gemma(size):
+        return [
+            LayerKind(layers * 5 // 6, kv_heads, 256, GEMMA_WINDOW),
+            LayerKind(layers // 6, GLOBAL_KV_HEADS[size], 512, projections=1),
+        ]
+    return [LayerKind(layers, kv_heads, 128)]
 
 
 def is_gpt_oss(size: str) -> bool:
     return size.startswith("gpt-oss")
 
 
+def is_gemma(size: str) -> bool:
+    return size.startswith("gemma")
+
+
 def head_dim(size: str) -> int:
-    return 64 if is_gpt_oss(size) else 128
+    """Return the dimensions of a head of the first layer."""
+    return layer_kinds(size)[0].dim
 
 
 def vocabulary(size: str) -> int:
-    return 201088 if is_gpt_oss(size) else 151936
+    return 201088 if is_gpt_oss(size) else 262144 if is_gemma(size) else 151936
 
 
 def label(size: str) -> str:
     """Name of a model for people."""
-    return size if is_gpt_oss(size) else f"Qwen3-{size}"
+    return size if is_gpt_oss(size) or is_gemma(size) else f"Qwen3-{size}"
 
 
 def bound_s(
@@ -107,20 +150,23 @@ def own_begins(prompts: Sequence[Sequence[int]]) -> list[int]:
 
 def attention_operations(size: str, begin: np.ndarray, end: np.ndarray) -> float:
     """Operations of prompts' attention, of the positions from begin to end of each."""
-    _, layers, heads, _ = SHAPES[size]
-    keys = (end**2 - begin**2) / 2
-    seen = layers * keys.sum()
-    if is_gpt_oss(size):
-        seen = layers / 2 * (keys.sum() + np.minimum(keys, (end - begin) * WINDOW).sum())
-    return float(4 * heads * head_dim(size) * seen)
+    heads, keys = SHAPES[size][2], (end**2 - begin**2) / 2
+    total = 0.0
+    for kind in layer_kinds(size):
+        seen = keys if kind.window is None else np.minimum(keys, (end - begin) * kind.window)
+        total += kind.number * 4 * heads * kind.dim * seen.sum()
+    return float(total)
 
 
 def num_weights(size: str, num_tokens: int = 1) -> tuple[int, int]:
     """Number of weights in all layers' GEMMs, and in the LM head; for experts see num_expert_weights."""
     hidden, layers, heads, _ = SHAPES[size]
-    attention = hidden * (heads + KV_HEADS[size]) * 2 * head_dim(size)
+    attention = sum(
+        kind.number * hidden * (2 * heads + kind.projections * kind.kv_heads) * kind.dim
+        for kind in layer_kinds(size)
+    )
     router = hidden * EXPERTS[size][0] if size in EXPERTS else 0
-    dense = layers * (attention + router)
+    dense = attention + layers * (router + 3 * hidden * BESIDE.get(size, 0))
     return dense + num_expert_weights(size, num_tokens), vocabulary(size) * hidden
 
 
@@ -140,17 +186,22 @@ def step_bytes(
 ) -> float:
     """Bytes that a decode step of `num_tokens` must read: weights, and keys and values of `num_kv_tokens`."""
     weights, head = num_weights(size, num_tokens)
-    kv_tokens, layers = num_kv_tokens, SHAPES[size][1]
     total = weight_bytes * weights + 2 * head
     if is_gpt_oss(size):
         total -= (weight_bytes - MXFP4_BYTES) * num_expert_weights(size, num_tokens)
-        kv_tokens = (num_kv_tokens + min(num_kv_tokens, WINDOW * num_tokens)) / 2
-    return total + kv_tokens * layers * 2 * KV_HEADS[size] * head_dim(size) * number_bytes
+    for kind in layer_kinds(size):
+        seen = num_kv_tokens if kind.window is None else min(num_kv_tokens, kind.window * num_tokens)
+        total += seen * kind.number * 2 * kind.kv_heads * kind.dim * number_bytes
+    return total
 
 
 def step_operations(size: str, num_decoding: int, context: int, prompt: int) -> float:
     """Operations of a step that reads a prompt while sequences of `context` tokens decode."""
-    _, layers, heads, _ = SHAPES[size]
+    heads = SHAPES[size][2]
     weights, head = num_weights(size)
-    products = 2 * weights * (prompt + num_decoding) + 2 * head * (num_decoding + 1)
-    return products + 4 * layers * heads * head_dim(size) * (prompt**2 / 2 + num_decoding * context)
+    total = 2.0 * weights * (prompt + num_decoding) + 2 * head * (num_decoding + 1)
+    for kind in layer_kinds(size):
+        window = kind.window or max(prompt, context)
+        seen = min(prompt**2 / 2, prompt * window) + num_decoding * min(context, window)
+        total += 4 * kind.number * heads * kind.dim * seen
+    return total

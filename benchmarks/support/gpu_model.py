@@ -19,13 +19,14 @@ def load(
     *,
     deterministic: bool = False,
     memory_fraction: float | None = None,
+    max_model_len: int = 16384,
     **options: Any,
 ) -> LLM:
     """Build the model with random weights; options are those of EngineConfig."""
     return LLM(
         model_folder(size),
         load_format="dummy",
-        max_model_len=16384,
+        max_model_len=max_model_len,
         kv_cache_dtype=kv_cache_dtype,
         share_prefixes=share_prefixes,
         deterministic=deterministic,

@@ -128,6 +128,12 @@ def thousands() -> Workload:
     return Workload([_ids(rng, 1000) for _ in range(3000)], [1000] * 3000)
 
 
+def long() -> Workload:
+    """64 requests, 32,768 in, 256 out."""
+    rng = Random(11000)
+    return Workload([_ids(rng, 32768) for _ in range(64)], [256] * 64)
+
+
 WORKLOADS: dict[str, Callable[[], Workload]] = {
     "single": single,
     "ttft8k": ttft8k,
@@ -139,6 +145,7 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
     "fewshot": fewshot,
     "steady": steady,
     "thousands": thousands,
+    "long": long,
 }
 # The others take up to minutes.
-SHORT_WORKLOADS = [name for name in WORKLOADS if name not in ("steady", "thousands")]
+SHORT_WORKLOADS = [name for name in WORKLOADS if name not in ("steady", "thousands", "long")]

@@ -15,7 +15,19 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from .gpu_bound import EXPERTS, KV_HEADS, SHAPES, WINDOW, head_dim, is_gpt_oss, vocabulary
+from .gpu_bound import (
+    BESIDE,
+    EXPERTS,
+    GEMMA_WINDOW,
+    GLOBAL_KV_HEADS,
+    KV_HEADS,
+    SHAPES,
+    WINDOW,
+    head_dim,
+    is_gemma,
+    is_gpt_oss,
+    vocabulary,
+)
 
 # For tests of the scripts, on a CPU.
 _TINY = {
@@ -38,6 +50,8 @@ def model_config(size: str) -> dict[str, Any]:
         return _TINY
     if is_gpt_oss(size):
         return _gpt_oss_config(size)
+    if is_gemma(size):
+        return _gemma_config(size)
     hidden, layers, heads, inner = SHAPES[size]
     fields = dict(  # noqa: C408
         architectures=["Qwen3ForCausalLM"], model_type="qwen3", head_dim=128,
@@ -74,6 +88,34 @@ def _gpt_oss_config(size: str) -> dict[str, Any]:
         hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=inner,
         num_local_experts=number, num_experts_per_tok=chosen,
         quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": _NOT_CONVERTED},
+    )  # fmt: skip
+
+
+def _gemma_config(size: str) -> dict[str, Any]:
+    """Gemma 4's text model, without layer inputs."""
+    hidden, layers, heads, inner = SHAPES[size]
+    fields = dict(  # noqa: C408
+        architectures=["Gemma4ForCausalLM"], model_type="gemma4_text", head_dim=256, global_head_dim=512,
+        num_attention_heads=heads, num_key_value_heads=KV_HEADS[size],
+        num_global_key_value_heads=GLOBAL_KV_HEADS[size], attention_k_eq_v=True, hidden_size=hidden,
+        num_hidden_layers=layers, intermediate_size=BESIDE.get(size, inner), vocab_size=vocabulary(size),
+        hidden_activation="gelu_pytorch_tanh", rms_norm_eps=1e-6, max_position_embeddings=131072,
+        sliding_window=GEMMA_WINDOW, layer_types=[*["sliding_attention"] * 5, "full_attention"] * (layers // 6),
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {
+                "rope_type": "proportional", "rope_theta": 1000000.0, "partial_rotary_factor": 0.25,
+            },
+        },
+        hidden_size_per_layer_input=0, vocab_size_per_layer_input=vocabulary(size), num_kv_shared_layers=0,
+        final_logit_softcapping=30.0, tie_word_embeddings=True, attention_bias=False, eos_token_id=1,
+        torch_dtype="bfloat16",
+    )  # fmt: skip
+    if size not in EXPERTS:
+        return fields
+    number, chosen = EXPERTS[size]
+    return fields | dict(  # noqa: C408
+        enable_moe_block=True, num_experts=number, top_k_experts=chosen, moe_intermediate_size=inner,
     )  # fmt: skip
 
 

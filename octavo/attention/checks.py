@@ -204,8 +204,7 @@ def check_mask(plan: ForestPlan, right: int | None, window: int | None) -> None:
     """Check that a plan lists all keys that a token sees."""
     if plan.window is not None and (window is None or window > plan.window):
         raise InvalidArgumentError(
-            f"the plan is for window={plan.window}, this call has window={window}; make one with "
-            f"window={window}"
+            f"the plan is for window={plan.window}, this call has window={window}; make one for that"
         )
     if plan.right is not None and (right is None or right > plan.right):
         raise InvalidArgumentError(

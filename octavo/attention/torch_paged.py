@@ -40,6 +40,9 @@ def host_plan(
 ) -> ForestPlan:
     """Return the step's plan, or make one without sharing (which on a GPU waits for the device).
 
+    right, window: of the call; its plan must list all that it sees. One that is made here lists all keys, so
+    that kernels name a block that does not exist also where a window hides it.
+
     Raises:
         InvalidArgumentError: the sequences do not fit q or the block table, or the work is a DeviceForest.
     """
@@ -52,12 +55,7 @@ def host_plan(
     check_capacity(int(seq_lens.max(initial=0)), block_size, metadata.block_table)
     kv_begin = None if metadata.kv_begin is None else metadata.kv_begin.cpu().numpy()
     plan = ForestPlan.flat(
-        seq_lens,
-        cu_seqlens_q,
-        right=right,
-        window=window,
-        kv_begin=kv_begin,
-        may_be_short=metadata.may_be_short,
+        seq_lens, cu_seqlens_q, right=right, kv_begin=kv_begin, may_be_short=metadata.may_be_short
     )
     check_plan(plan, num_query_tokens, block_size, metadata)
     return plan

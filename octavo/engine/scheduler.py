@@ -170,7 +170,7 @@ class Scheduler:
             elif request.num_pending_tokens > 0:
                 return False
             elif self.manager.can_ever_fit(num_tokens):
-                # What it shares lies in more pages than it would take by itself.
+                # What it shares lies in more pages than it needs by itself: it starts over, and finds fewer.
                 self._preempt(request)
                 return False
             else:
@@ -253,12 +253,9 @@ class Scheduler:
         num_cached = manager.match_prefix(request.blocks, request.token_ids, request.max_cached_tokens)
         reach = -1
         if policy.allows(request, num_cached, budget):
-            reach = self._allocate_known(request, num_cached, budget)
-            if reach < 0 and num_cached and not self.running:
-                # What it shares may lie in more pages than it would take by itself.
-                manager.free(request.blocks)
-                num_cached = 0
-                reach = self._allocate_known(request, num_cached, budget)
+            # Layers with windows make room only for the tokens of this step.
+            end = min(request.num_tokens, num_cached + budget)
+            reach = manager.allocate_part(request.blocks, request.num_tokens, end, num_cached)
         if reach < 0:
             manager.free(request.blocks)
             return 0
@@ -270,11 +267,6 @@ class Scheduler:
                 request.metrics.num_cached_tokens = request.num_cached_tokens
         self._run(request, num_cached)
         return reach - num_cached
-
-    def _allocate_known(self, request: Request, start: int, budget: int) -> int:
-        """Make room for the known tokens of a request, in layers with windows only for those of this step."""
-        end = min(request.num_tokens, start + budget)
-        return self.manager.allocate_part(request.blocks, request.num_tokens, end, start)
 
     def _run(self, request: Request, num_computed_tokens: int) -> None:
         request.num_computed_tokens = num_computed_tokens

@@ -63,7 +63,8 @@ class GpuLinear:
         from octavo.kernels.rms_norm import quantise_rows
 
         width = self._scale_width(product)
-        rows, scales = quantise_rows(hidden, norm.weight, norm.eps, delta=norm.whole(delta), width=width)
+        stream = {"delta": norm.whole(delta), "stream_scale": norm.stream_scale}
+        rows, scales = quantise_rows(hidden, norm.weight, norm.eps, width=width, **stream)
         return self._multiply_rounded(product, rows, scales, hidden.dtype, activation, None)
 
     def into_stream(self, x: Tensor, hidden: Tensor) -> Tensor | None:

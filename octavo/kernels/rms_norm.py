@@ -25,7 +25,9 @@ _MANY_ROWS, _FEW_ROWS = (8, 1024), (16, 256)
 _FEW_PROGRAMS = 2
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, *, delta: Tensor | None = None) -> Tensor:
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, *, delta: Tensor | None = None, stream_scale: float = 1.0
+) -> Tensor:
     """Add delta, if any, to x in place, and return x / rms(x) * weight, computed in float32.
 
     The norm is that of the sum as stored, rounded to its dtype: the same as adding first and normalising
@@ -36,6 +38,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, delta: Tensor | None = No
         weight: [C] contiguous, any floating dtype.
         eps: added to the mean square.
         delta: [T, C] like x, or None.
+        stream_scale: factor of x before delta is added.
 
     Returns:
         A new contiguous [T, C], dtype of x.
@@ -51,7 +54,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, delta: Tensor | None = No
     if num_rows == 0:
         return out
     block, num_warps = tile_of(size)
-    _launch(x, delta, weight, out, None, eps, width=0, block=block, num_warps=num_warps)
+    tile = {"width": 0, "block": block, "num_warps": num_warps}
+    _launch(x, delta, weight, out, None, eps, stream_scale, **tile)
     return out
 
 
@@ -61,6 +65,7 @@ def quantise_rows(
     eps: float = 0.0,
     *,
     delta: Tensor | None = None,
+    stream_scale: float = 1.0,
     width: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Round rows of x, or of its norm, to float8; forms.float8.quantise_rows is the specification.
@@ -70,6 +75,7 @@ def quantise_rows(
         norm_weight: [K] contiguous: x / rms(x) * norm_weight takes the place of x; None: no norm.
         eps: added to the mean square.
         delta: [T, K] like x, which is first added to x in place, or None.
+        stream_scale: factor of x before delta is added.
         width: numbers of a row that share a scale, a power of two that divides K; None: all.
 
     Returns:
@@ -87,7 +93,8 @@ def quantise_rows(
         return out, scales
     block = power_of_two(size)
     num_warps = _num_warps(num_rows, block, x.device)
-    _launch(x, delta, norm_weight, out, scales, eps, width=width or block, block=block, num_warps=num_warps)
+    tile = {"width": width or block, "block": block, "num_warps": num_warps}
+    _launch(x, delta, norm_weight, out, scales, eps, stream_scale, **tile)
     return out, scales
 
 
@@ -98,6 +105,7 @@ def _launch(
     out: Tensor,
     scales: Tensor | None,
     eps: float,
+    stream_scale: float,
     *,
     width: int,
     block: int,
@@ -117,6 +125,7 @@ def _launch(
         stride_residual=x.stride(0),
         size=x.shape[1],
         eps=eps,
+        stream_scale=stream_scale,
         ADD=delta is not None,
         WIDTH=width,
         BLOCK=block,
@@ -173,12 +182,12 @@ def _check_delta(x: Tensor, delta: Tensor | None) -> None:
 @triton.jit
 def _rms_norm_kernel(
     x_ptr, residual_ptr, weight_ptr, out_ptr, scale_ptr, stride_x, stride_residual, size, eps,
-    ADD: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+    stream_scale, ADD: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Grid: (T,). Without a weight, rows are not normed.
 
     Args:
-        ADD: whether x is first added to the residual, which is not touched otherwise.
+        ADD: whether x is first added to stream_scale times the residual, which is not touched otherwise.
         WIDTH: numbers of a row that share a scale; 0: results are not rounded to float8.
     """
     start_next(OVERLAP)
@@ -189,7 +198,7 @@ def _rms_norm_kernel(
         # The model's own weight, which no kernel writes: no need to wait.
         weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
     wait_for_previous(OVERLAP)
-    x = load_row(x_ptr, residual_ptr, row, stride_x, stride_residual, column, inside, ADD)
+    x = load_row(x_ptr, residual_ptr, row, stride_x, stride_residual, column, inside, ADD, stream_scale)
     if weight_ptr is not None:
         x = x * inverse_rms(x, size, eps) * weight
     if WIDTH > 0:
@@ -208,20 +217,22 @@ def _rms_norm_kernel(
 
 
 @triton.jit
-def add_to_stream(x, residual_at, inside):
-    """Add x, float32, to a row of the residual stream in place; return the sum as stored, in float32."""
-    total = x + tl.load(residual_at, mask=inside, other=0.0).to(tl.float32)
+def add_to_stream(x, residual_at, inside, stream_scale=1.0):
+    """Add x, float32, to a scaled row of the residual stream in place; return the sum as stored, float32."""
+    total = x + stream_scale * tl.load(residual_at, mask=inside, other=0.0).to(tl.float32)
     stored = total.to(residual_at.dtype.element_ty)
     tl.store(residual_at, stored, mask=inside)
     return stored.to(tl.float32)
 
 
 @triton.jit
-def load_row(x_ptr, residual_ptr, row, stride_x, stride_residual, column, inside, ADD: tl.constexpr):
+def load_row(
+    x_ptr, residual_ptr, row, stride_x, stride_residual, column, inside, ADD: tl.constexpr, stream_scale
+):
     """Load a row of x in float32; with ADD, add it to that of the residual stream and return the sum."""
     x = tl.load(x_ptr + row * stride_x + column, mask=inside, other=0.0).to(tl.float32)
     if ADD:
-        x = add_to_stream(x, residual_ptr + row * stride_residual + column, inside)
+        x = add_to_stream(x, residual_ptr + row * stride_residual + column, inside, stream_scale)
     return x
 
 

@@ -189,8 +189,10 @@ class BlockPool:
             self._cached[oldest] = None
 
     def _uncache(self, block_id: int) -> None:
-        tier = self._cached if block_id in self._cached else self._kept
-        del (tier if block_id in tier else self._cold)[block_id]
+        if self._cold and block_id in self._cold:
+            del self._cold[block_id]
+        else:
+            del (self._kept if block_id in self._kept else self._cached)[block_id]
 
     def _pop_cached(self) -> int:
         block_id, _ = (self._cold or self._cached or self._kept).popitem(last=False)

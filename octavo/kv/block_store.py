@@ -35,6 +35,8 @@ class BlockStore:
         self.tree = self.registry.tree
         self.num_evictions = num_evictions
         self._per_page = layout.groups[0].blocks_per_page
+        # In which groups a block's id is its page.
+        self._is_plain = [group.is_plain for group in layout.groups]
         # The sequence that was matched last.
         self._newest: SequenceBlocks | None = None
 
@@ -44,6 +46,8 @@ class BlockStore:
 
     def pages(self, block_ids: Sequence[int], group: int = 0) -> Sequence[int]:
         """Return the pages of blocks, each once."""
+        if self._is_plain[group]:
+            return block_ids
         return self.layout.groups[group].pages(block_ids, self.pool.num_blocks)
 
     def held_pages(self, sequence: SequenceBlocks) -> Sequence[int]:
@@ -72,9 +76,9 @@ class BlockStore:
 
     def block_ids(self, pages: Sequence[int], group: int = 0) -> Sequence[int]:
         """Return the ids of all blocks of pages."""
-        kind, num_pages = self.layout.groups[group], self.pool.num_blocks
-        if kind.is_plain:
+        if self._is_plain[group]:
             return pages
+        kind, num_pages = self.layout.groups[group], self.pool.num_blocks
         return [block_id for page in pages for block_id in kind.block_ids(page, num_pages)]
 
     def release(self, pages: Sequence[int]) -> None:
@@ -103,11 +107,11 @@ class BlockStore:
             (window.block_ids, own) for window, own in zip(parent.windows, child.windows, strict=True)
         ]
         for group, (block_ids, own) in enumerate(lists):
-            own.block_ids = block_ids[:num_full]
-            num_gone = 0
+            own.block_ids = shared = block_ids[:num_full]
             if isinstance(own, WindowBlocks):
-                num_gone = own.num_gone = min(parent.windows[group - 1].num_gone, num_full)
-            self.pool.retain_all(self.pages(own.block_ids[num_gone:], group))
+                own.num_gone = min(parent.windows[group - 1].num_gone, num_full)
+                shared = own.held
+            self.pool.retain_all(self.pages(shared, group))
             if tails:
                 page, ids = (
                     self.page(block_ids[num_full], group),
@@ -157,11 +161,13 @@ class BlockStore:
         sequence.require_unchanged(token_ids, 0, num_blocks)
         known = self._known_blocks(sequence, token_ids, num_blocks)
         block_ids = self.tree.longest_match(sequence.keys(token_ids, len(known), num_blocks), known)
-        num_known = num_fit = len(block_ids)
-        if self._per_page > 1:
-            num_fit = self._num_fit(block_ids, len(token_ids))
-        if num_fit < num_known or sequence.windows:
-            del block_ids[self._num_visible(sequence, block_ids, num_fit) :]
+        num_known = num_visible = len(block_ids)
+        if sequence.windows:
+            end = num_visible = self._num_visible(sequence, block_ids, num_known)
+            misfits = self._misfits(block_ids[:end], len(token_ids))
+            while end in misfits:
+                end = self._num_visible(sequence, block_ids, end - 1)
+            del block_ids[end:]
         self.pool.retain_all(self.pages(block_ids))
         if block_ids:
             self.tree.note_hit(block_ids[-1])
@@ -173,7 +179,7 @@ class BlockStore:
             for group, window in enumerate(sequence.windows, start=1):
                 self._attach(sequence, group, window)
         self._newest = sequence
-        return num_fit - len(block_ids)
+        return num_known - num_visible
 
     def register(
         self, sequence: SequenceBlocks, token_ids: Sequence[int], num_full: int, *, exchange: bool
@@ -193,8 +199,10 @@ class BlockStore:
         sequence.require_unchanged(token_ids, sequence.num_committed, num_full)
         sequence.extend_keys(token_ids, num_full)
         block_ids, first = sequence.block_ids, sequence.num_committed
-        held = self._scarce_pages(block_ids, len(token_ids)) if exchange and self._per_page > 1 else None
-        unknown = self.registry.unknown(block_ids[first:num_full])
+        held, unknown, changed = None, None, False
+        if sequence.windows:
+            unknown = self.registry.unknown(block_ids[first:num_full])
+            held = self._scarce_pages(block_ids, len(token_ids)) if exchange else None
         found: list[int] = []
         parent_id = block_ids[first - 1] if first else ROOT
         for index in range(first, num_full):
@@ -202,15 +210,16 @@ class BlockStore:
             block_id = self.tree.find_or_insert(own_id, parent_id, sequence.block_keys[index])
             if block_id is None:
                 break
-            if block_id != own_id and not (exchange and (held is None or self._swap(held, own_id, block_id))):
-                break
+            if block_id != own_id:
+                if not exchange or (held is not None and not self._swap(held, own_id, block_id)):
+                    break
+                changed = True
             found.append(block_id)
             parent_id = block_id
-        self.registry.count(unknown)
-        changed = found != block_ids[first : first + len(found)]
         if changed:
             sequence.block_ids = self._exchange(block_ids, first, found, 0)
-        if sequence.windows:
+        if unknown is not None:
+            self.registry.count(unknown)
             self._hang(sequence, first, found, exchange=exchange)
         sequence.num_committed = first + len(found)
         return changed
@@ -293,24 +302,24 @@ class BlockStore:
         num_more = max(0, num_blocks_for(num_tokens, self.layout.block_size) - num_blocks)
         return self.pool.num_blocks - num_others - num_blocks_for(num_more, self._per_page)
 
-    def _num_fit(self, block_ids: Sequence[int], num_tokens: int) -> int:
-        """Return how many leading blocks a sequence may have that will have so many tokens.
+    def _misfits(self, block_ids: Sequence[int], num_tokens: int) -> set[int]:
+        """Return where a sequence that will have so many tokens may not begin.
 
         Blocks of a prefix may be in more pages than necessary: in each, a few that are part of it.
         """
-        if len(block_ids) <= self._most_pages(len(block_ids), num_tokens):
-            return len(block_ids)
-        pages, num_fit = set[int](), 0
-        for number, block_id in enumerate(block_ids, start=1):
+        if self._per_page == 1 or len(block_ids) <= self._most_pages(0, num_tokens):
+            return set()
+        pages, misfits = set[int](), set[int]()
+        for end, block_id in enumerate(block_ids, start=1):
             pages.add(self.page(block_id))
-            if len(pages) <= self._most_pages(number, num_tokens):
-                num_fit = number
-        return num_fit
+            if len(pages) > self._most_pages(end, num_tokens):
+                misfits.add(end)
+        return misfits
 
     def _scarce_pages(self, block_ids: Sequence[int], num_tokens: int) -> "_ScarcePages | None":
         """Return a sequence's pages if it may not have them in any number."""
         most = self._most_pages(len(block_ids), num_tokens)
-        if len(block_ids) <= most:
+        if self._per_page == 1 or len(block_ids) <= most:
             return None
         return Counter(map(self.page, block_ids)), most
 

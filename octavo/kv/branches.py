@@ -15,7 +15,7 @@ class Branch(NamedTuple):
         parent: index of the branch above it, -1 for none; smaller than its own index.
         block_id: its first block.
         num_blocks: how many blocks.
-        num_readers: how many sequences hold each of them now.
+        num_readers: how many sequences hold each of them now, or another block of its page.
         num_hits: prefix lookups that found its first block, as far as the branches below were followed.
         is_cut: more blocks follow that were not looked at.
     """
@@ -48,11 +48,11 @@ def top_branches(
     cut = set[int]()
     while queue and len(found) < max_branches and max_blocks > 0:
         parent, block_id = queue.popleft()
-        node, num_readers, num_blocks = nodes[block_id], counts[block_id], 1
+        node, num_readers, num_blocks = nodes[block_id], counts[store.page(block_id)], 1
         num_hits = node.num_hits
         while len(node.children) == 1 and num_blocks < max_blocks:
             (child_id,) = node.children
-            if counts[child_id] != num_readers:
+            if counts[store.page(child_id)] != num_readers:
                 break
             node = nodes[child_id]
             num_blocks += 1

@@ -9,6 +9,8 @@ class KVStats:
 
         num_blocks = num_free + num_cached + num_referenced
 
+    In a cache of several groups of layers, blocks are pages, whichever group they serve.
+
     Attributes:
         num_blocks: blocks of the cache.
         num_free: blocks whose contents cannot be hit.
@@ -16,13 +18,14 @@ class KVStats:
         num_shared: blocks in more than one block table.
         num_table_entries: lengths of all block tables together: the blocks that a copy for each sequence
             would take.
-        reserved_unfilled_tokens: fragmentation: slots of referenced blocks that hold no token yet.
+        reserved_unfilled_tokens: fragmentation: slots of referenced blocks that hold no token yet, in layers
+            with all keys, if there are such.
         prefix_query_tokens: tokens that prefix lookups could have found, repeated lookups included.
         prefix_hit_tokens: tokens that they found.
         prefix_lost_tokens: tokens that layers with all keys had besides, but not the windows behind them.
         num_evictions: cached blocks lost to new allocations.
         block_size: tokens per block; in a cache of several groups, those that a page holds of layers with
-            all keys.
+            all keys, or else of windows.
         bytes_per_block: keys and values of one block or page; 0 if the manager does not know it.
     """
 

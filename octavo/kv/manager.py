@@ -78,6 +78,7 @@ class KVCacheManager:
         self.bytes_per_block = bytes_per_block
         self._hash_block = hash_block
         self._max_kept = max_kept_blocks
+        self._per_page = self.layout.groups[0].blocks_per_page
         self.store = BlockStore(num_blocks, self.layout, max_kept=max_kept_blocks)
         self._live: set[SequenceBlocks] = set()
         self._num_query_tokens = 0
@@ -179,7 +180,7 @@ class KVCacheManager:
             blocks: then nothing changed.
         """
         self._require_ours(sequence)
-        size, per_page = self.block_size, self.layout.groups[0].blocks_per_page
+        size, per_page = self.block_size, self._per_page
         num_blocks = max(0, num_blocks_for(num_tokens, size) - len(sequence.block_ids))
         num_first = num_blocks if per_page == 1 else num_blocks_for(num_blocks, per_page)
         num_others = 0
@@ -189,7 +190,7 @@ class KVCacheManager:
             num_fit = (self.store.pool.num_available - num_first) // len(windows)
             if start is not None and 0 <= num_fit < num_others and (num_held + num_fit) * size > start:
                 num_others, end = num_fit, (num_held + num_fit) * size
-        num_pages = num_first + num_others * len(sequence.windows)
+        num_pages = num_first + num_others * len(windows)
         if num_pages == 0:
             return end
         pages = self.store.take(num_pages)
@@ -344,7 +345,11 @@ class KVCacheManager:
     def stats(self) -> KVStats:
         """Return the pool's figures; O(live sequences)."""
         # Only blocks that belong to one sequence have unfilled slots, so nothing is counted twice.
-        unfilled = sum(sequence.capacity - sequence.num_filled_tokens for sequence in self._live)
+        keeps_all = bool(self.layout.groups[0].layers)
+        unfilled = sum(
+            (sequence.capacity if keeps_all else sequence.reach) - sequence.num_filled_tokens
+            for sequence in self._live
+        )
         pool = self.store.pool
         return KVStats(
             num_blocks=self.num_blocks,
@@ -353,7 +358,7 @@ class KVCacheManager:
             num_shared=pool.num_shared,
             num_table_entries=sum(map(self.store.num_held_pages, self._live)),
             reserved_unfilled_tokens=unfilled,
-            block_size=self.layout.tokens_per_page,
+            block_size=self.layout.tokens_per_page if keeps_all else self.block_size,
             prefix_query_tokens=self._num_query_tokens,
             prefix_hit_tokens=self._num_hit_tokens,
             prefix_lost_tokens=self._num_lost_tokens,

@@ -1,6 +1,6 @@
 """Which pages hold something that can be hit: the tree of the first group's blocks, and what hangs on it."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from octavo.kv.cache_layout import CacheLayout
 from octavo.kv.prefix_tree import PrefixTree
@@ -14,6 +14,8 @@ class Registry:
         tree: the first group's blocks that can be hit.
         hanging: for each group behind the first one, its blocks by node.
         pages: those that hold something that can be hit.
+        drop: lets nothing in a page be hit any more, nor what continues it; returns the pages that hold
+            nothing any more that can be hit.
     """
 
     def __init__(self, layout: CacheLayout, num_pages: int) -> None:
@@ -27,11 +29,10 @@ class Registry:
         # With one block a page, what the tree knows is all.
         self._is_plain = layout.is_plain
         self.pages: Collection[int] = self.tree.nodes if self._is_plain else self._counts
+        self.drop: Callable[[int], list[int]] = self.tree.remove if self._is_plain else self._drop
 
     def unknown(self, block_ids: Sequence[int]) -> list[int]:
         """Return those of the first group's blocks that `count` has to be told of, once the tree has them."""
-        if self._is_plain:
-            return []
         return [block_id for block_id in block_ids if block_id not in self.tree.nodes]
 
     def count(self, block_ids: Iterable[int]) -> None:
@@ -53,27 +54,6 @@ class Registry:
             found.append(block_id)
         return found
 
-    def drop(self, page: int) -> list[int]:
-        """Let nothing in a page be hit any more, nor what continues it.
-
-        Returns:
-            The pages that hold nothing any more that can be hit.
-        """
-        if self._is_plain:
-            return self.tree.remove(page)
-        if page in self._places:
-            node_id, group = self._places.pop(page)
-            del self.hanging[group - 1][node_id], self._counts[page]
-            return [page]
-        block_ids = self._layout.groups[0].block_ids(page, self._num_pages)
-        known = (block_id for block_id in block_ids if block_id in self.tree.nodes)
-        return [
-            lost
-            for block_id in known
-            for node_id in self.tree.remove(block_id)
-            for lost in self._forget(node_id)
-        ]
-
     def check_invariants(self) -> None:
         """Assert that pages are counted as often as something in them can be hit."""
         found: dict[int, int] = {}
@@ -87,6 +67,16 @@ class Registry:
         assert not found.keys() & hanging.keys(), "a page belongs to two groups"
         assert self._places == hanging, "blocks of windows hang elsewhere than is noted"
         assert self._is_plain or self._counts == found | dict.fromkeys(hanging, 1), "counts are wrong"
+
+    def _drop(self, page: int) -> list[int]:
+        if page in self._places:
+            node_id, group = self._places.pop(page)
+            del self.hanging[group - 1][node_id], self._counts[page]
+            return [page]
+        block_ids = self._layout.groups[0].block_ids(page, self._num_pages)
+        known = (block_id for block_id in block_ids if block_id in self.tree.nodes)
+        dropped = (node_id for block_id in known for node_id in self.tree.remove(block_id))
+        return [lost for node_id in dropped for lost in self._forget(node_id)]
 
     def _forget(self, node_id: int) -> Iterator[int]:
         """Forget a dropped node; yield the pages that hold nothing any more that can be hit."""

@@ -126,8 +126,10 @@ class SequenceBlocks:
     @property
     def reach(self) -> int:
         """Tokens that fit into the blocks of all groups."""
-        num_blocks = min((len(window.block_ids) for window in self.windows), default=len(self.block_ids))
-        return min(num_blocks, len(self.block_ids)) * self.block_size
+        num_blocks = len(self.block_ids)
+        for window in self.windows:
+            num_blocks = min(num_blocks, len(window.block_ids))
+        return num_blocks * self.block_size
 
     def sees_window(self, num_tokens: int) -> bool:
         """Return whether it has all that the token behind the first `num_tokens` sees."""
@@ -207,10 +209,11 @@ class SequenceBlocks:
 
     def require_reach(self, num_tokens: int) -> None:
         """Raise InvalidArgumentError if `num_tokens` is negative or exceeds the reach."""
-        if not 0 <= num_tokens <= self.reach:
+        reach = self.reach
+        if not 0 <= num_tokens <= reach:
             raise InvalidArgumentError(
-                f"expected 0 .. {self.reach} tokens (the capacity of the sequence's "
-                f"{self.reach // self.block_size} blocks), got {num_tokens}; allocate first"
+                f"expected 0 .. {reach} tokens (the capacity of the sequence's {reach // self.block_size} "
+                f"blocks), got {num_tokens}; allocate first"
             )
 
     def clear(self) -> None:

@@ -17,16 +17,24 @@ class RMSNorm:
     Source: Zhang and Sennrich 2019.
     """
 
-    def __init__(self, weight: Tensor, eps: float, parallel: TensorParallel = TensorParallel()) -> None:
+    def __init__(
+        self,
+        weight: Tensor,
+        eps: float,
+        parallel: TensorParallel = TensorParallel(),
+        stream_scale: float = 1.0,
+    ) -> None:
         """Keep the weight.
 
         Args:
             weight: [n]; if float32, half-precision inputs are normalised in float32.
             eps: added to the mean square.
             parallel: the ranks over which deltas are summed; the only rank: they are whole.
+            stream_scale: factor of x before a delta is added; 1, unless deltas are whole and always there.
         """
         self.weight = weight
         self.eps = eps
+        self.stream_scale = stream_scale
         self._parallel = parallel
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
@@ -44,7 +52,9 @@ class RMSNorm:
         if has_triton(x):
             from octavo.kernels.rms_norm import rms_norm as triton_rms_norm
 
-            return triton_rms_norm(x, self.weight, self.eps, delta=delta)
+            return triton_rms_norm(x, self.weight, self.eps, delta=delta, stream_scale=self.stream_scale)
+        if self.stream_scale != 1.0:
+            x.mul_(self.stream_scale)
         tensors = (x, self.weight) if delta is None else (x, self.weight, delta)
         if cpu_layers.unsupported_reason(*tensors) is None:
             return cpu_layers.compiled_layers().add_rms_norm(x, delta, self.weight, self.eps)

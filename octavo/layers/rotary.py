@@ -55,7 +55,7 @@ class Rotary:
 
 
 def rotated_heads(rotations: Tensor, num_heads: int, num_kv_heads: int) -> list[tuple[int, int, Tensor]]:
-    """Return the first head, the number of heads, and the rotations of queries and keys, together or apart."""
+    """Return the first head, the number and the rotations of queries and of keys, or of all together."""
     if rotations.ndim == 3:
         return [(0, num_heads + num_kv_heads, rotations)]
     return [(0, num_heads, rotations[1]), (num_heads, num_kv_heads, rotations[0])]

@@ -23,7 +23,7 @@ class Router:
     Logits and probabilities are float32. Experts with equal logits come in the order of their indices.
 
     Attributes:
-        weight: [E, hidden].
+        weight: [E, hidden], of the dtype of x, or float32.
         num_chosen: k.
         renormalises: a token's k weights are divided by their sum.
         deterministic: no bit of a token's choice depends on the rest of the batch.
@@ -90,6 +90,7 @@ class Router:
         if has_triton(x):
             from octavo.gemm.portable.experts.router_logits import route_experts, router_logits
 
+            x = x.to(self.weight.dtype)
             logits = router_logits(x, self.weight, deterministic=self.deterministic)
             return Choice(
                 *route_experts(

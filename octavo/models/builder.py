@@ -143,21 +143,29 @@ class Builder:
             norm, make_invariant_linear(weight) if self._deterministic else PlainLinear(weight, None)
         )
 
-    def _norm(self, name: str, factor: float = 1.0) -> RMSNorm:
+    def _norm(self, name: str, factor: float = 1.0, stream_scale: float = 1.0) -> RMSNorm:
         # With norms of outputs, what outputs return is summed over ranks already.
         parallel = TensorParallel() if self._config.has_post_norms else self._parallel
         # A factor is folded in where it is not rounded.
         weight = self._norm_weight(name) if factor == 1.0 else factor * self._norm_weight(name, torch.float32)
-        return RMSNorm(weight, self._config.rms_norm_eps, parallel)
+        return RMSNorm(weight, self._config.rms_norm_eps, parallel, stream_scale)
 
-    def layer(self, index: int) -> DecoderLayer:
+    def layers(self) -> Iterator[DecoderLayer]:
+        """Load the layers, each of which begins with the scale of the one before."""
+        scale = 1.0
+        for index in range(self._config.num_layers):
+            layer = self._layer(index, scale)
+            scale = layer.scale
+            yield layer
+
+    def _layer(self, index: int, stream_scale: float) -> DecoderLayer:
         """Load one layer, then return the temporary memory of reading and packing it."""
         config, prefix = self._config, f"model.layers.{index}"
         scale = 1.0
         if config.has_layer_scales:
             scale = float(self._checkpoint.read(f"{prefix}.layer_scalar", dtype=torch.float32))
-        attention = self._attention(prefix, index)
-        # The last block's norm has the scale.
+        attention = self._attention(prefix, index, stream_scale)
+        # The last block's norm has the scale, too.
         block_scale = 1.0 if config.layer_input_size else scale
         if config.experts is None or not config.experts.layers[index]:
             feed_forward = self._feed_forward(prefix, index, scale=block_scale)
@@ -171,10 +179,12 @@ class Builder:
             return_freed_memory()
         return layer
 
-    def _attention(self, prefix: str, index: int) -> AttentionLayer:
+    def _attention(self, prefix: str, index: int, stream_scale: float) -> AttentionLayer:
         config, block = self._config, f"{prefix}.self_attn"
         heads = self._heads(index)
-        norm = self._norm(f"{prefix}.input_layernorm") if config.has_pre_norms else None
+        norm = None
+        if config.has_pre_norms:
+            norm = self._norm(f"{prefix}.input_layernorm", stream_scale=stream_scale)
         post_norm = self._norm(f"{prefix}.post_attention_layernorm") if config.has_post_norms else None
         qkv = self._qkv(block, heads)
         output = self._row_parallel(f"{block}.o_proj", heads.rows(heads.query), config.has_output_bias)
@@ -253,8 +263,9 @@ class Builder:
         return ExpertFeedForward(norm, router, routed, self._parallel, shared)
 
     def _router(self, name: str, experts: ExpertsConfig) -> Router:
+        dtype = torch.float32 if experts.has_float32_router else None
         return Router(
-            self._checkpoint.read(f"{name}.weight"),
+            self._checkpoint.read(f"{name}.weight", dtype=dtype),
             experts.num_chosen,
             experts.renormalises,
             self._deterministic,

@@ -36,7 +36,8 @@ class DecoderLayer:
         attention: the attention block.
         feed_forward: the feed-forward block, or experts in its place or beside it.
         input_block: takes in the layer's own embedding of a token; None: it has none.
-        scale: factor of what leaves the layer. The norm of its last block has it, the residual stream not.
+        scale: factor of what leaves the layer. The norm of its last block has it; the residual stream gets it
+            where the next layer begins.
     """
 
     attention: AttentionLayer
@@ -92,8 +93,6 @@ class DecoderLayer:
             delta = self.feed_forward(hidden, delta, slots)
         if self.input_block is not None and layer_input is not None:
             delta = self.input_block(hidden, delta, layer_input)
-        if self.scale != 1.0:
-            hidden.mul_(self.scale)
         return delta
 
 
@@ -192,6 +191,8 @@ class Decoder:
             delta = layer(hidden, delta, rotations, step, slots, layer_input)
         if delta is None:
             return hidden
+        if (scale := self.layers[-1].scale) != 1.0:
+            hidden.mul_(scale)
         # A norm of the output has summed it over ranks.
         return hidden.add_(delta if self.config.has_post_norms else self.parallel.all_reduce(delta))
 

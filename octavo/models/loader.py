@@ -158,7 +158,7 @@ def load_decoder(
     with one_thread if kept and device.type == "cpu" else nullcontext():
         embedding, embedding_weight = builder.embedding()
         layer_inputs = builder.layer_inputs()
-        layers = tuple(builder.layer(index) for index in range(config.num_layers))
+        layers = tuple(builder.layers())
         stack = make_stack([(layer.attention, layer.feed_forward) for layer in layers])
         lm_head = builder.lm_head(embedding_weight)
         pooler = builder.pooler()
@@ -184,7 +184,7 @@ def load_decoder(
 
 
 def _optional_names(weights: WeightSource, config: ModelConfig) -> list[str]:
-    return [*kv_scale_names(config), *draft_names(weights, config), *unread_names(config)]
+    return [*kv_scale_names(config), *draft_names(weights, config), *unread_names(weights, config)]
 
 
 def _check_deterministic(config: ModelConfig, quantization: str, parallel: TensorParallel) -> None:

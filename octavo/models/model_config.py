@@ -70,6 +70,10 @@ _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "add_cross_attention": (False,),
     "altup_num_inputs": (1,),
     "num_kv_shared_layers": (0,),
+    "attention_k_eq_v": (False,),
+    "per_layer_config": ({},),
+    "hidden_size_per_layer_input": (0,),
+    "enable_moe_block": (False,),
     "q_lora_rank": (),
     "kv_lora_rank": (),
 }
@@ -320,7 +324,10 @@ def _require_neutral(fields: ConfigFields, family: Family) -> None:
         known = {*NUM_EXPERTS_KEYS, family.experts.shared_key}
         neutral = {key: values for key, values in neutral.items() if key not in known}
     read = {"no_rope_layers": family.has_nope_layers, "partial_rotary_factor": family.has_partial_rotary}
+    read |= dict.fromkeys(("attention_k_eq_v", "per_layer_config"), family.has_full_heads)
     read["num_kv_shared_layers"] = family.has_shared_caches
+    read["hidden_size_per_layer_input"] = family.has_layer_inputs
+    read["enable_moe_block"] = family.experts is not None and family.experts.dense_rule == "enable_moe_block"
     read |= dict.fromkeys(_MULTIPLIERS, family.has_multipliers) | {family.output_bias_key: True}
     fields.require_neutral({key: values for key, values in neutral.items() if not read.get(key)})
 

@@ -16,7 +16,7 @@ from octavo.models.model_config import ModelConfig
 from octavo.models.renamed import Place, by_name, renamed
 from octavo.models.weights import WeightSource
 
-# Of layers with experts beside a feed-forward: the norms after the latter, before and after experts.
+# A layer with experts beside a feed-forward has these norms after the latter, before and after the experts.
 EXPERT_NORMS = ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
 
 
@@ -49,11 +49,11 @@ def draft_names(weights: WeightSource, config: ModelConfig) -> set[str]:
     return {name for name in weights.names() if name.startswith(parts)}
 
 
-def unread_names(config: ModelConfig) -> list[str]:
-    """Return names of tensors that a checkpoint may have for layers which read another layer's keys."""
+def unread_names(weights: WeightSource, config: ModelConfig) -> set[str]:
+    """Return the names of a checkpoint's keys and values for layers that read those of another layer."""
     shared = [index for index in range(config.num_layers) if config.shares_cache(index)]
-    names = ("k_proj", "v_proj", "k_norm", "v_norm")
-    return [f"model.layers.{index}.self_attn.{name}.weight" for index in shared for name in names]
+    parts = tuple(f"model.layers.{index}.self_attn.{kind}_" for index in shared for kind in "kv")
+    return {name for name in weights.names() if name.startswith(parts)}
 
 
 def num_parameters(config: ModelConfig) -> int:

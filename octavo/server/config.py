@@ -13,8 +13,9 @@ from octavo.errors import ConfigError
 from octavo.own_files import read_key_lines
 
 ToolCallParser = Literal[
-    "auto", "none", "hermes", "qwen3_coder", "llama3_json", "mistral", "harmony", "response_template"
-]
+    "auto", "none", "hermes", "qwen3_coder", "glm45", "minimax", "llama3_json", "mistral", "harmony",
+    "response_template",
+]  # fmt: skip
 ReasoningParser = Literal["auto", "none", "think", "harmony", "response_template"]
 
 

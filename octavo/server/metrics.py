@@ -180,6 +180,7 @@ class _LoopCollector(Collector):
             ("octavo:computed_tokens", "tokens computed, recomputation included", engine.num_computed_tokens),
             ("octavo:saved_kv_tokens", "tokens not read thanks to sharing, per layer", sharing.saved_tokens),
             ("octavo:evicted_blocks", "cached blocks lost to new allocations", kv.num_evictions),
+            ("octavo:prefix_lost_tokens", "tokens not found for want of a window", kv.prefix_lost_tokens),
             ("octavo:late_kernels", "kernels compiled after the server was ready", late.compiled),
             ("octavo:late_graphs", "CUDA graphs captured after the server was ready", late.captured),
             ("octavo:late_allocations", "memory asked of the driver after that", late.allocated),

@@ -56,7 +56,11 @@ def random_case(pick):
     seq_lens = [pick.choice((0, 1, pick.randint(1, longest))) for _ in range(pick.randint(0, 5))]
     query_lens = [pick.choice((0, min(n, 1), pick.randint(0, min(n, 80)))) for n in seq_lens]
     rows = random_rows(pick, len(seq_lens), [-(-n // block_size) for n in seq_lens])
-    shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": pick.choice((1, 2, 7, 8, 16, 33, 64, 70))}
+    shape = {
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": pick.choice((1, 2, 7, 8, 16, 33, 64, 70, 256, 512)),
+    }
     case = make_case(
         seq_lens, query_lens, block_size=block_size, rows=rows, seed=pick.getrandbits(32), **shape
     )
@@ -144,7 +148,11 @@ def check_bad_calls(pick):
 
 def check_store(pick):
     """Slots in any order, some of them nowhere; or one that does not exist, and nothing is written."""
-    block_size, kv_heads, head_dim = pick.choice(BLOCK_SIZES), pick.randint(1, 4), pick.choice((1, 5, 16, 40))
+    block_size, kv_heads, head_dim = (
+        pick.choice(BLOCK_SIZES),
+        pick.randint(1, 4),
+        pick.choice((1, 5, 16, 40, 512)),
+    )
     shape = {"num_blocks": 5, "block_size": block_size, "num_kv_heads": kv_heads, "head_dim": head_dim}
     shape["dtype"] = pick.choice((torch.float32, torch.bfloat16))
     caches = [KVCache.allocate(num_layers=1, **shape) for _ in range(2)]
@@ -170,7 +178,7 @@ def check_store(pick):
 def check_step(pick):
     """A decoder step's rotate, store and attend: those of the reference's operators."""
     heads, kv_heads = pick.choice(HEADS)
-    head_dim = pick.choice((2, 8, 20, 64))
+    head_dim = pick.choice((2, 8, 20, 64, 256, 512))
     seq_lens = [pick.randint(1, 90) for _ in range(pick.randint(1, 4))]
     query_lens = [pick.randint(1, min(n, 40)) for n in seq_lens]
     case = make_case(seq_lens, query_lens, heads=heads, kv_heads=kv_heads, head_dim=head_dim)

@@ -150,7 +150,7 @@ def random_linear(pick, outputs, columns):
 def check_stack(pick):
     """All layers of a decoder in one call: what they are one by one."""
     heads, kv_heads = pick.choice(((2, 1), (4, 2), (6, 6)))
-    head_dim, hidden, inner = pick.choice((16, 48)), 32 * pick.randint(1, 3), 32 * pick.randint(1, 3)
+    head_dim, hidden, inner = pick.choice((16, 48, 512)), 32 * pick.randint(1, 3), 32 * pick.randint(1, 3)
     seq_lens = [pick.randint(1, 50) for _ in range(pick.randint(1, 4))]
     query_lens = [pick.randint(1, n) for n in seq_lens]
     case = make_case(seq_lens, query_lens, heads=heads, kv_heads=kv_heads, head_dim=head_dim)

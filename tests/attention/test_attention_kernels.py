@@ -16,7 +16,7 @@ def test_lengths_around_a_block_edge(impl, block_size):
     assert_accurate(case, impl)
 
 
-@pytest.mark.parametrize("head_dim", [1, 8, 20, 40, 59, 64, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize("head_dim", [1, 8, 20, 40, 59, 64, 80, 96, 128, 192, 256, 512])
 def test_head_dims(impl, head_dim):
     assert_accurate(make_case([70, 33, 5], [1, 33, 2], head_dim=head_dim), impl)
 

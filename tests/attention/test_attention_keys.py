@@ -51,7 +51,7 @@ def test_sequences_in_one_block(impl):
 
 
 @pytest.mark.parametrize("impl", ["reference", "torch", "auto"])
-@pytest.mark.parametrize(("head_dim", "value_dim"), [(16, 24), (59, 40), (192, 128), (8, 1)])
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(16, 24), (59, 40), (192, 128), (8, 1), (512, 256)])
 def test_values_of_another_head_dim(impl, head_dim, value_dim):
     case = make_case([70, 33, 600], [1, 20, 2], head_dim=head_dim, value_dim=value_dim)
     assert case.run(impl)[0].shape == (23, 4, value_dim)

@@ -16,6 +16,8 @@ from octavo.attention.tilings.hopper import (
     SHORT_SHAPE,
     WIDE_DECODE_SHAPE,
     WIDE_SHAPE,
+    WIDEST_DECODE_SHAPE,
+    WIDEST_SHAPE,
 )
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
@@ -63,15 +65,18 @@ def figures(compiled):
         ("prompts, window", PROMPT_SHAPE),
         ("decode, wide", WIDE_DECODE_SHAPE),
         ("decode, wide, short blocks", WIDE_DECODE_SHAPE),
+        ("decode, widest", WIDEST_DECODE_SHAPE),
         ("prompts, wide", WIDE_SHAPE),
         ("prompts, wide, window", WIDE_SHAPE),
         ("nodes, wide, short blocks", WIDE_SHAPE),
+        ("prompts, widest", WIDEST_SHAPE),
+        ("nodes, widest, short blocks", WIDEST_SHAPE),
     ],
 )
 def test_a_kernel_keeps_its_registers_and_as_many_programs_fit_as_are_meant_to(figures, kernel, tile):
     used = figures[kernel]
-    # Two numbers of an item wait there while its tiles are attended.
-    most = 8 if tile == WIDE_SHAPE else 0
+    # Some numbers of an item, or of a program's run, wait there while tiles are attended.
+    most = {WIDE_SHAPE: 8, WIDEST_SHAPE: 24, WIDEST_DECODE_SHAPE: 192}.get(tile, 0)
     assert used["stack"] <= most, "registers are spilled to memory"
     assert used["registers"] <= tile.max_registers
     programs = tile.programs_per_multiprocessor

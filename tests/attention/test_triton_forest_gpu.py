@@ -183,6 +183,16 @@ def test_many_prompts_beside_nodes(block_size):
     assert_within_twice_plain_torch(shared_case([40] * 130, block_size=block_size))
 
 
+def captured(step):
+    """A graph of a step, and where its results will be."""
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = step()
+    return graph, results
+
+
 def test_a_graph_outlives_plans_growth_and_death():
     """One captured step serves several plans, later lengths and rows that died."""
     case = shared_case([1] * 12)
@@ -201,11 +211,7 @@ def test_a_graph_outlives_plans_growth_and_death():
     def step():
         return gpu_paged.paged_attention_with_lse(*arguments, metadata, options)
 
-    step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out, lse = step()
+    graph, (out, lse) = captured(step)
     flat = replace(metadata, work=None)
     for source in (case, other, case):
         ids = source.metadata.block_table.clamp(0, k_cache.shape[0] - 1)

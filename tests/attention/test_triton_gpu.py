@@ -58,7 +58,7 @@ def test_decode(dtype, block_size):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("block_size", [16, 48, 64, 192, 256])
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 128, 256, 512])
 def test_mixed_batch(dtype, block_size, head_dim):
     """Enough sequences that no unit is split: the Hopper kernel takes blocks that 16 divides."""
     seq_lens = [200, 130, 90, 400, 33, 0, 70, 128] + [40] * 24
@@ -97,7 +97,7 @@ def test_queries_between_other_numbers(columns):
 
 @pytest.mark.parametrize("window", [1, 100, 128])
 @pytest.mark.parametrize("block_size", [16, 64, 128])
-@pytest.mark.parametrize("head_dim", [64, 256])
+@pytest.mark.parametrize("head_dim", [64, 256, 512])
 def test_windows(head_dim, window, block_size):
     case = make_case(
         [500, 1, 300, 150] + [40] * 24,

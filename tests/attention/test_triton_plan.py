@@ -18,7 +18,8 @@ from octavo.attention.tilings.hopper import (
     PROMPT_SHAPE,
     SHORT_SHAPE,
     WIDE_DECODE_SHAPE,
-    WIDE_SHAPE,
+    WIDE_SHAPES,
+    WIDEST_DECODE_SHAPE,
 )
 from octavo.attention.tilings.portable import (
     TileShape,
@@ -185,6 +186,7 @@ def chosen_shape(monkeypatch, generation, **changes):
         ({"num_sequences": 512}, DECODE_SHAPE),
         ({"head_dim": 256}, WIDE_DECODE_SHAPE),
         ({"head_dim": 256, "num_sequences": 200, "shares": True}, WIDE_DECODE_SHAPE),
+        ({"head_dim": 512, "group": 8}, WIDEST_DECODE_SHAPE),
     ],
 )
 def test_hopper_gpus_decode_by_their_own_tiles(monkeypatch, changes, expected):
@@ -199,7 +201,7 @@ def test_hopper_gpus_decode_by_their_own_tiles(monkeypatch, changes, expected):
         {"dtype": torch.float8_e4m3fn},
         {"head_dim": 64},
         {"head_dim": 80},
-        {"head_dim": 512},
+        {"head_dim": 512, "group": 9},
         {"block_size": 1},
         {"block_size": 8},
         {"block_size": 40},
@@ -212,7 +214,7 @@ def test_what_the_copy_engine_cannot_take_is_decoded_by_portable_tiles(monkeypat
     padded_dim = {80: 128}.get(case["head_dim"], case["head_dim"])
     portable = decode_shape(case["group"], padded_dim, case["dtype"], is_alone=case["num_sequences"] == 1)
     assert chosen_shape(monkeypatch, 9, **case) == portable
-    assert portable not in (DECODE_SHAPE, WIDE_DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE)
+    assert portable not in (*hopper_shapes.DECODE_SHAPES.values(), FEW_LEAVES_SHAPE, LEAF_SHAPE)
 
 
 @pytest.mark.parametrize("generation", [0, 8, 10])
@@ -242,8 +244,9 @@ def test_only_much_work_takes_prompts_in_large_tiles(monkeypatch, num_tokens, le
     device = torch.device("cuda")
     assert hopper_shapes.attended_tile(device, units, num_tokens * 16, leaves_begin_at) == expected
     assert (units == portable) == (expected != SHORT_SHAPE)
-    wide = prompt_tile(device, 2, 256, torch.bfloat16, 64, **rows)
-    assert hopper_shapes.attended_tile(device, wide, num_tokens * 16, leaves_begin_at) == WIDE_SHAPE == wide
+    for head_dim, shape in WIDE_SHAPES.items():
+        wide = prompt_tile(device, 2, head_dim, torch.bfloat16, 64, **rows)
+        assert hopper_shapes.attended_tile(device, wide, num_tokens * 16, leaves_begin_at) == shape == wide
     assert prompt_tile(torch.device("cuda"), 2, 128, torch.float32, 64, **rows) == portable
     assert prompt_tile(torch.device("cuda"), 128, 128, torch.bfloat16, 64, **rows) == portable
 

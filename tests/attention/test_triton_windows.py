@@ -15,6 +15,7 @@ from triton_forest_cases import check_window, make_forest, run_shared, shared_ca
 from octavo.attention import KVCache, forest_attention, gpu_paged
 from octavo.attention.score_options import ScoreOptions
 from octavo.attention.triton import nodes as triton_nodes
+from octavo.errors import InvalidArgumentError
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.steps.gpu_step import TritonStep
 
@@ -119,6 +120,12 @@ def test_a_forest_of_another_window_is_not_read(window):
     assert forest.partial_lse.isnan().all()
 
 
+def test_a_forests_window_is_a_number_of_tokens():
+    for window in (0, -1, True, 1.5):
+        with pytest.raises(InvalidArgumentError, match="window must be at least 1 token"):
+            make_forest(shared_case(), window=window)
+
+
 @pytest.mark.parametrize("query_lens", [[1] * 5, [3, 18, 1, 7, 2]])
 def test_sequences_read_nothing_that_no_window_shows(query_lens):
     """Without a forest, by a map of each kind."""
@@ -185,3 +192,21 @@ def test_windows_share_in_one_call(impl, monkeypatch):
     exact, _ = case.oracle(**options, sinks=sinks)
     assert (out.cpu() - exact).abs().max() < 1e-5
     assert len(launched) == (impl == "triton")
+
+
+@pytest.mark.parametrize("has_gemvs", [True, False], ids=["one kernel", "kernels of any step"])
+def test_few_tokens_go_by_the_table_of_their_window(has_gemvs):
+    case, window = make_case([100], [1]), 30
+    own = to_device(hide_unseen(case, window)).metadata
+    other = replace(own, block_table=own.block_table.flip(1).clamp(0, 8))
+    cache = KVCache.allocate(
+        num_layers=1, num_blocks=16, block_size=16, num_kv_heads=2, head_dim=16, device=DEVICE
+    )
+    cache.data.normal_()
+    qkv, rotations = torch.randn(1, 8 * 16, device=DEVICE), torch.ones(2, 1, 8, device=DEVICE)
+    options = LayerOptions(0, 0, 0.25, window, 0.0, None, has_gemvs=has_gemvs)
+    expected = TritonStep(cache, own, num_heads=4).attend(qkv.clone(), rotations, options)
+    step = TritonStep(cache, other, num_heads=4, of_windows={window: own})
+    assert torch.equal(step.attend(qkv.clone(), rotations, options), expected)
+    wrong = TritonStep(cache, other, num_heads=4).attend(qkv.clone(), rotations, options)
+    assert not torch.equal(wrong, expected)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from attention_cases import ALWAYS_SHARE, hide_unseen, make_case
+from attention_cases import ALWAYS_SHARE, hide_unseen, make_case, with_bfloat16_cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_attention_forest import forests, pairs_of
@@ -16,6 +16,16 @@ from octavo.attention.plan.prefix_forest import Costs
 from octavo.errors import InvalidArgumentError
 
 WINDOWS = st.sampled_from([1, 2, 5, 16, 17, 50, 1000, 2**63 - 1])
+
+
+@st.composite
+def tangles(draw):
+    """Rows that meet and part at any column, as no cache makes them."""
+    block_size, num_rows = draw(st.sampled_from([1, 4, 16])), draw(st.integers(1, 7))
+    rows = [draw(st.lists(st.integers(0, 3), max_size=9)) for _ in range(num_rows)]
+    seq_lens = [max(0, len(row) * block_size - draw(st.integers(0, block_size - 1))) for row in rows]
+    query_lens = [min(n, draw(st.integers(0, 5))) for n in seq_lens]
+    return rows, seq_lens, query_lens, block_size
 
 
 def arrays_of(case):
@@ -51,8 +61,8 @@ def check_host_plan(plan, case, window):
         assert plan.item_kv_end[item] > min(first[list(members)], default=0), "nobody sees it"
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(forests(), WINDOWS, st.sampled_from([2, 64]), st.integers(0, 9))
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(forests() | tangles(), WINDOWS, st.sampled_from([2, 64]), st.integers(0, 9))
 def test_random_forests_with_windows(forest, window, tile_tokens, seed):
     rows, seq_lens, query_lens, block_size = forest
     case = make_case(seq_lens, query_lens, block_size=block_size, head_dim=8, rows=rows)
@@ -62,15 +72,20 @@ def test_random_forests_with_windows(forest, window, tile_tokens, seed):
     options = {"window": window, "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0]), "softcap": 3.0}
     expected, expected_lse = case.run("reference", **options)
     assert not expected.isnan().any()
+    rounded = with_bfloat16_cache(case)
+    of_rounded, _ = rounded.run("reference", **options)
     for impl in ("torch", "c"):
         for chosen in (plan, None):
+            torch.testing.assert_close(
+                rounded.run(impl, chosen, **options)[0], of_rounded, rtol=1e-5, atol=2e-6
+            )
             out, lse = case.run(impl, chosen, **options)
             torch.testing.assert_close(out, expected, rtol=1e-5, atol=2e-6)
             torch.testing.assert_close(lse, expected_lse, rtol=1e-5, atol=2e-6)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(bushy_forests(), WINDOWS, st.integers(0, 9), st.sampled_from([0.0, 1.5]))
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(bushy_forests() | tangles(), WINDOWS, st.integers(0, 9), st.sampled_from([0.0, 1.5]))
 def test_random_forests_of_a_gpu_with_windows(forest, window, seed, partial_tokens):
     """Nodes and the rest of each token's keys are all that it sees, once, through its own blocks."""
     rows, seq_lens, query_lens, block_size = forest
@@ -171,3 +186,18 @@ def test_a_plan_for_a_window_is_refused_by_layers_that_see_more():
             case.forest(window=window)
         with pytest.raises(InvalidArgumentError, match="window must be at least 1 token"):
             ForestPlan.flat([3], [0, 1], window=window)
+
+
+@pytest.mark.parametrize("window", [1, 3, 100, 2**63 - 1])
+@pytest.mark.parametrize("tile_tokens", [2, 64])
+def test_windows_of_sequences_shorter_than_their_queries(window, tile_tokens):
+    """The first tokens' positions are negative, and they see nothing."""
+    lens, bounds = np.array([3, 0, 9]), np.array([0, 8, 10, 12])
+    plan = ForestPlan.flat(lens, bounds, window=window, tile_tokens=tile_tokens, may_be_short=True)
+    position = np.concatenate([np.arange(n - q, n) for n, q in zip(lens, np.diff(bounds), strict=True)])
+    keys = [[] for _ in position]
+    for item, _, token in pairs_of(plan):
+        keys[token] += range(plan.item_kv_begin[item], plan.item_kv_end[item])
+    for covered, at in zip(keys, position.tolist(), strict=True):
+        visible = range(max(0, at - window + 1), at + 1)
+        assert [key for key in covered if key in visible] == list(visible)

@@ -180,3 +180,26 @@ def test_a_job_is_complete_once_it_is_noted(tmp_path: Path, monkeypatch: pytest.
 def test_sources_have_a_digest() -> None:
     assert len(sources_digest()) == 16
     assert int(sources_digest(), 16) >= 0
+
+
+def test_a_library_that_another_process_stored_is_not_replaced(tmp_path: Path) -> None:
+    """CPython would take the next library with the old one's inode for this one."""
+    KernelCache(str(tmp_path))
+    cache = get_cache_manager("a" * 64)
+    path = Path(cache.put(b"first", "launcher.so"))
+    inode = path.stat().st_ino
+    assert cache.put(b"second", "launcher.so") == str(path)
+    assert (path.stat().st_ino, path.read_bytes()) == (inode, b"first")
+    assert [each.name for each in path.parent.iterdir() if ".so" in each.name] == ["launcher.so"]
+    assert Path(cache.put(b"other", "kernel.json")).read_bytes() == b"other"
+    assert Path(cache.put(b"newer", "kernel.json")).read_bytes() == b"newer"
+
+
+def test_a_library_that_others_could_have_written_is_replaced(tmp_path: Path) -> None:
+    KernelCache(str(tmp_path))
+    cache = get_cache_manager("b" * 64)
+    path = Path(cache.put(b"theirs", "launcher.so"))
+    path.chmod(0o777)
+    assert not cache.has_file("launcher.so")
+    assert Path(cache.put(b"ours", "launcher.so")).read_bytes() == b"ours"
+    assert path.stat().st_mode & 0o777 == 0o755 & path.stat().st_mode

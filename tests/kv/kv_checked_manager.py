@@ -112,7 +112,7 @@ class CheckedManager:
         assert num_lost == 0 or (num_lost % self.size == 0 and model.blocks.windows)
         self.seen["window lost"] += num_lost > 0
         self.seen["hit before a lost window"] += num_lost > 0 and num_tokens > 0
-        model.written, model.seen_from = num_tokens, num_tokens
+        model.written = model.seen_from = model.known_from = num_tokens
         self.set_filled(model, num_tokens)
 
     def num_committed_elsewhere(self, model: Model, max_tokens: int) -> int:
@@ -128,8 +128,7 @@ class CheckedManager:
             for num_tokens in range(self.size, max_tokens + 1, self.size)
             for other in self.models
             if num_tokens <= other.blocks.num_committed * self.size
-            # Behind the last full block of what was hidden, all is left that the next token sees.
-            if num_tokens >= (other.seen_from + 1) // self.size * self.size
+            if num_tokens >= other.known_from
             if other.prefix(num_tokens) == model.prefix(num_tokens)
         ]
         return max(found, default=0)
@@ -148,10 +147,14 @@ class CheckedManager:
     def hide(self, model: Model) -> None:
         """Give back what the next token does not see."""
         num_free = self.manager.num_free_blocks
-        self.manager.hide(model.blocks, model.written)
+        self.hide_before(model, model.written)
         self.seen["hidden"] += self.manager.num_free_blocks > num_free
-        # The last token may be computed again.
-        model.seen_from = max(model.seen_from, model.written - 1)
+
+    def hide_before(self, model: Model, num_tokens: int) -> None:
+        self.manager.hide(model.blocks, num_tokens)
+        # The last token may be computed again, and others may go on behind the last full block.
+        model.seen_from = max(model.seen_from, num_tokens - 1)
+        model.known_from = max(model.known_from, num_tokens // self.size * self.size)
 
     def widen(self, model: Model, chunk: int, *, any_part: bool) -> int:
         """Make room for a chunk of a sequence's tokens; returns where it ends, -1 if there is no room."""
@@ -270,14 +273,15 @@ class CheckedManager:
             self.arena.copy_page(source, destination)
         # With all rows in use, the child is going to replace its parent.
         row = parent.row if len(self.models) == MAX_SEQUENCES else self.free_row()
-        tokens, seen_from = parent.tokens[:num_tokens], min(parent.seen_from, num_tokens)
-        self.models.append(Model(blocks, parent.salt, tokens, row, num_tokens, num_tokens, seen_from))
+        child = Model(blocks, parent.salt, parent.tokens[:num_tokens], row, num_tokens, num_tokens)
+        child.seen_from, child.known_from = min(parent.seen_from, num_tokens), parent.known_from
+        self.models.append(child)
         return True
 
     def release(self, model: Model) -> None:
         self.manager.free(model.blocks)
         assert not any(ids_of(model.blocks))
-        model.written = model.filled = model.seen_from = 0
+        model.written = model.filled = model.seen_from = model.known_from = 0
 
     def drop(self, model: Model) -> None:
         self.manager.free(model.blocks)

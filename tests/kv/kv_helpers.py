@@ -18,7 +18,8 @@ def colliding_hash(parent_digest: bytes, content: bytes) -> bytes:
 class Model:
     """What one sequence should hold: `written` tokens in the cells, `filled` of them for the manager.
 
-    It can be forked and cut at `seen_from` tokens and more: windows may be gone that others see.
+    It can be forked and cut at `seen_from` tokens and more, and others can go on from its full blocks at
+    `known_from` tokens and more: before, windows may be gone.
     """
 
     blocks: SequenceBlocks
@@ -28,6 +29,7 @@ class Model:
     written: int = 0
     filled: int = 0
     seen_from: int = 0
+    known_from: int = 0
 
     def prefix(self, num_tokens: int) -> Prefix:
         return self.salt, tuple(self.tokens[:num_tokens])

@@ -82,8 +82,7 @@ class ModelledManager(CheckedManager):
             self.schedule(model, chunk, scheduled)
         if ahead:
             for model, stop, _ in scheduled:
-                self.manager.hide(model.blocks, stop)
-                model.seen_from = max(model.seen_from, stop - 1)
+                self.hide_before(model, stop)
             for model in models[2:]:
                 self.schedule(model, chunk, scheduled)
         for model, stop, ids in scheduled:
@@ -114,7 +113,7 @@ class ModelledManager(CheckedManager):
         self.manager.reset()
         for model in self.models:
             model.blocks = self.manager.new_sequence(model.salt)
-            model.written = model.filled = model.seen_from = 0
+            model.written = model.filled = model.seen_from = model.known_from = 0
             for tables in self.tables:
                 tables.release(model.row)
         assert self.manager.stats().num_free == self.manager.num_blocks
@@ -132,7 +131,7 @@ class ModelledManager(CheckedManager):
         except InvalidArgumentError:
             self.seen["truncate refused"] += 1
             assert num_tokens % self.size or num_tokens < model.seen_from
-            assert num_tokens < model.filled
+            assert num_tokens < max(model.filled, model.seen_from)
             assert self.snapshot() == before
             if self.fork_at(model, num_tokens):  # the way out that the message names
                 self.drop(model)

@@ -210,8 +210,8 @@ def test_random_walks_over_groups_of_layers_reach_every_kind_of_event() -> None:
         "hidden",
         "part",
         "window lost",
-        "hit before a lost window",
         "fork refused",
     )
     assert all(seen[event] >= 50 for event in events), seen
+    assert seen["hit before a lost window"] >= 20, seen
     assert seen["stayed its own"] >= 5, seen

@@ -31,6 +31,7 @@ HIDDEN, INNER, HEADS, KV_HEADS, DIM, NUM_LAYERS = 64, 96, 4, 2, 16, 3
 BLOCK_SIZE = 4
 OPTIONS = LayerOptions(layer=0, rope=0, scale=0.25, window=None, softcap=0.0, qk_norm=None)
 ROPE = Rotary(torch.rand(DIM // 2), 1.0)
+GROWING = Rotary(torch.rand(DIM // 2), 1.0, growth=(0.7, 4))
 
 
 def linear(sizes: list[int], columns: int, *, has_bias: bool = False) -> BlockLinear:
@@ -100,7 +101,7 @@ def run(layers, hidden: torch.Tensor, metadata: AttentionMetadata, *, stack: Lay
     """Run all layers, in one call or one by one; return the residual stream and the cache."""
     cache, hidden = new_cache(), hidden.clone()
     step = CpuStep(cache, metadata, num_heads=HEADS)
-    rotations = [step.rotations(ROPE, metadata.positions)]
+    rotations = [step.rotations(rope, metadata.positions) for rope in (ROPE, GROWING)]
     if stack is not None:
         run_layers([step], cache, stack, hidden, rotations)
         return hidden, cache.data
@@ -112,7 +113,9 @@ def run(layers, hidden: torch.Tensor, metadata: AttentionMetadata, *, stack: Lay
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"has_bias": True}, {"window": 5}, {"softcap": 2.0, "scale": 1.0}], ids=str
+    "settings",
+    [{}, {"has_bias": True}, {"window": 5}, {"softcap": 2.0, "scale": 1.0}, {"rope": 1}],
+    ids=str,
 )
 @pytest.mark.parametrize("query_lens", [[1], [1, 1, 1], [11, 2]], ids=str)
 def test_it_is_the_layers_one_by_one(settings: dict, query_lens: list[int]) -> None:

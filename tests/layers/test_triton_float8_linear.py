@@ -128,8 +128,9 @@ def test_quantised_rows(
     x[3] = 0
     delta = random(5, 96, device=device, dtype=dtype, seed=1) if has_delta else None
     weight = random(96, device=device, seed=2) if has_norm else None
-    total = x.clone() if delta is None else x + delta
-    values, scales = triton_quantise_rows(x, weight, EPS, delta=delta, width=width)
+    # The stream is scaled only where a delta is added to it.
+    total = x.clone() if delta is None else x * 0.5 + delta
+    values, scales = triton_quantise_rows(x, weight, EPS, delta=delta, stream_scale=0.5, width=width)
     assert torch.equal(x, total)
     exact = total.float()
     if weight is not None:

@@ -47,15 +47,16 @@ def test_rms_norm(device: str, dtype: torch.dtype, size: int) -> None:
 
 @everywhere
 @pytest.mark.parametrize("size", [7, 64, 1000])
-def test_add_rms_norm_updates_the_residual(device: str, dtype: torch.dtype, size: int) -> None:
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_add_rms_norm_updates_the_residual(device: str, dtype: torch.dtype, size: int, scale: float) -> None:
     from octavo.kernels.rms_norm import rms_norm
 
     x = random(4, size, device=device, dtype=dtype)
     residual = random(4, size + 1, device=device, dtype=dtype, seed=1)[:, 1:]
     before, untouched = residual.clone(), x.clone()
     weight = random(size, device=device, dtype=dtype, seed=2)
-    got = rms_norm(residual, weight, 1e-5, delta=x)
-    assert torch.equal(residual, before + x)
+    got = rms_norm(residual, weight, 1e-5, delta=x, stream_scale=scale)
+    assert torch.equal(residual, before * scale + x)
     assert torch.equal(x, untouched)
     torch.testing.assert_close(got, rms_norm(residual, weight, 1e-5))
 

@@ -81,7 +81,12 @@ def test_choice_by_scores(
     # All sigmoids are 0.
     logits[2] = -200.0
     bias = random(num_experts, device=device, seed=5) / 4
-    for scoring in (Scoring(is_sigmoid, bias, groups, factor), Scoring(is_sigmoid, None, groups, factor)):
+    factors = random(num_experts, device=device, seed=6) + 1
+    for scoring in (
+        Scoring(is_sigmoid, bias, groups, factor),
+        Scoring(is_sigmoid, None, groups, factor),
+        Scoring(is_sigmoid, bias, groups, factor, factors),
+    ):
         expected = route_by_logits(logits, num_chosen, renormalises=renormalises, scoring=scoring)
         with poisoned_memory():
             experts, weights = route_experts(logits, num_chosen, renormalises=renormalises, scoring=scoring)

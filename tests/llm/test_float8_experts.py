@@ -23,6 +23,16 @@ MIXTRAL = TINY_LLAMA | {
     **{"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "sliding_window": None},
     **{"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32},
 }
+SHARED = {"moe_intermediate_size": 32, "num_experts_per_tok": 2, "first_k_dense_replace": 1}
+GLM = TINY_LLAMA | {
+    **{"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "head_dim": 8, **SHARED},
+    **{"n_routed_experts": 4, "n_shared_experts": 2, "routed_scaling_factor": 1.5},
+}
+MINIMAX = TINY_LLAMA | {
+    **{"architectures": ["MiniMaxM2ForCausalLM"], "model_type": "minimax_m2", "head_dim": 8},
+    **{"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32, "rotary_dim": 4},
+}
+CONFIGS = {"own": QWEN, "stacked": QWEN, "mixtral": MIXTRAL, "glm": GLM, "minimax": MINIMAX}
 MIXTRAL_NAMES = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 STACKED_NAMES = {"weight": "", "weight_scale_inv": "_scale_inv", "weight_scale": "_scale"}
 STACKED_NAMES |= {"input_scale": "_activation_scale"}
@@ -36,6 +46,19 @@ def mixtrals(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             name = name.replace(f".{here}.", f".{theirs}.")
         renamed[name.replace(".mlp.", ".block_sparse_moe.")] = tensor
     return renamed
+
+
+def minimaxes(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors by MiniMax's names: the bias of the choice is not the router's."""
+    return {name.replace("moe.gate.e_", "moe.e_"): each for name, each in mixtrals(tensors).items()}
+
+
+def glms(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors by GLM's names."""
+    return {name.replace(".shared_expert.", ".shared_experts."): each for name, each in tensors.items()}
+
+
+RENAMED = {"own": dict, "mixtral": mixtrals, "glm": glms, "minimax": minimaxes}
 
 
 def stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -69,20 +92,18 @@ def view(tensor: Tensor) -> Tensor:
 
 
 def write(folder: Path, layout: str, names: str, **fields: Any) -> dict[str, Tensor]:
-    config = (MIXTRAL if names == "mixtral" else QWEN) | {"quantization_config": LAYOUTS[layout][0]} | fields
+    config = CONFIGS[names] | {"quantization_config": LAYOUTS[layout][0]} | fields
     stored, meant = make(layout, config)
-    rename = {"own": lambda tensors: tensors, "mixtral": mixtrals, "stacked": stacked}[names]
-    save(folder, config, rename(stored))
+    save(folder, config, {**RENAMED, "stacked": stacked}[names](stored))
     return meant
 
 
 def exact_scores(folder: Path, names: str, meant: dict[str, Tensor]) -> Tensor:
-    config = MIXTRAL if names == "mixtral" else QWEN
-    save(folder, config, meant)
+    save(folder, CONFIGS[names], meant)
     return scores(load(folder))
 
 
-@pytest.mark.parametrize("names", ["own", "mixtral", "stacked"])
+@pytest.mark.parametrize("names", CONFIGS)
 @pytest.mark.parametrize("layout", ["blocks", "tensor", "modelopt", "compressed-channel", "compressed-block"])
 def test_experts_stay_float8_and_mean_what_they_say(layout: str, names: str, tmp_path: Path) -> None:
     meant = write(tmp_path / "m", layout, names)

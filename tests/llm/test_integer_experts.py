@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from integer_checkpoints import CONFIG, FIELDS, make, write
-from test_float8_experts import mixtrals
+from test_float8_experts import glms, mixtrals
 from test_integer_checkpoints import logprobs
 from torch import Tensor
 
@@ -31,6 +31,12 @@ QWEN = CONFIG | {
 MIXTRAL = CONFIG | {
     **{"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "sliding_window": None},
     **{"num_local_experts": 4, "num_experts_per_tok": 4, "intermediate_size": 128},
+}
+# The first layer is dense; beside the experts, every token goes to two that are as one of twice their width.
+GLM = CONFIG | {
+    **{"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "n_routed_experts": 4},
+    **{"num_experts_per_tok": 4, "moe_intermediate_size": 128, "n_shared_experts": 2},
+    **{"first_k_dense_replace": 1, "routed_scaling_factor": 1.5},
 }
 EXPERT = "model.layers.1.mlp.experts.2"
 NAMES = ["awq-32", "awq-128", "gptq-ordered", "gptq-8-asymmetric", "compressed-asymmetric", "compressed--1"]
@@ -70,11 +76,11 @@ def repacked(rows: Tensor) -> Tensor:
 
 def saved(folder: Path, name: str, config: dict[str, Any]) -> tuple[str, dict[str, Tensor]]:
     stored, meant = make_experts(name, config)
-    stored = mixtrals(stored) if config is MIXTRAL else stored
+    stored = mixtrals(stored) if config is MIXTRAL else glms(stored)
     return write(folder, stored, config | {"quantization_config": FIELDS[name]}), meant
 
 
-@pytest.mark.parametrize("config", [QWEN, MIXTRAL], ids=["qwen", "mixtral"])
+@pytest.mark.parametrize("config", [QWEN, MIXTRAL, GLM], ids=["qwen", "mixtral", "glm"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_is_what_its_numbers_mean(tmp_path: Path, name: str, config: dict[str, Any]) -> None:
     model, meant = saved(tmp_path / "stored", name, config)

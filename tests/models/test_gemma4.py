@@ -1,5 +1,6 @@
 """What only Gemma 4 has: heads by layer, keys as values, layers that share a cache, layers' own inputs."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from decoder_harness import (
     hugging_face_weights,
     make_decoder,
     quiet_transformers,
+    random_weights,
     run_chunked,
 )
+from safetensors.torch import save_file
 from test_decoder_families import GEMMA4, GEMMA4_SHARED, GEMMA4_WIDE, config_json, make_prompts
 from torch import Tensor
 
@@ -25,11 +28,11 @@ from octavo.errors import FileFormatError, OctavoError, UnsupportedModelError, W
 from octavo.kv.cache_layers import CacheLayer
 from octavo.models import (
     ModelConfig,
-    kv_bytes_per_token,
     num_active_parameters,
     num_parameters,
     parameter_shapes,
 )
+from octavo.models.source import ModelSource, open_weights, read_config
 from octavo.models.storage import kept_storage
 
 transformers = pytest.importorskip("transformers")
@@ -110,8 +113,8 @@ def test_layers_that_share_a_cache_keep_nothing() -> None:
     windowed, full = CacheLayer(1, 16, 6), CacheLayer(1, 32, None)
     assert config.cache_layers == (windowed, windowed, full, windowed)
     assert config.layer_caches == (0, 1, 2, 3, 3, 2)
-    assert kv_bytes_per_token(config, 4) == 2 * 4 * (3 * 16 + 32)
-    assert kv_bytes_per_token(config_of(num_kv_shared_layers=0), 4) == 2 * 4 * (4 * 16 + 2 * 32)
+    assert sum(layer.size for layer in config.cache_layers) == 3 * 16 + 32
+    assert sum(layer.size for layer in config_of(num_kv_shared_layers=0).cache_layers) == 4 * 16 + 2 * 32
 
 
 def test_values_that_are_keys_are_stored_in_the_order_of_checkpoints() -> None:
@@ -122,8 +125,8 @@ def test_values_that_are_keys_are_stored_in_the_order_of_checkpoints() -> None:
     tokens = make_prompts(97)["a"]
     sequences.step({"a": tokens})
     cached = model(torch.tensor([tokens]), use_cache=True).past_key_values
-    blocks = torch.tensor(sequences.blocks["a"])
     for index in (0, 2, 5):
+        blocks = sequences.blocks["a"][sequences.layout.group_of(index)]
         found = sequences.cache.layer(index).v[blocks].flatten(0, 1)[: len(tokens)]
         expected = cached.layers[index].values[0].transpose(0, 1)
         torch.testing.assert_close(found[-len(expected) :], expected, atol=1e-5, rtol=1e-5)
@@ -134,8 +137,8 @@ def test_unused_projections_of_sharing_layers_may_be_there() -> None:
     model = make_model(GEMMA4_SHARED)
     config = ModelConfig.from_hf(config_json(model))
     tensors: dict[str, Tensor] = hugging_face_weights(model).tensors
-    names = ("k_proj", "v_proj", "k_norm")
-    unused = {f"model.layers.4.self_attn.{name}.weight": torch.full((16, 64), torch.nan) for name in names}
+    names = ("k_proj.weight", "v_proj.weight", "k_proj.bias", "k_norm.weight", "k_scale")
+    unused = {f"model.layers.4.self_attn.{name}": torch.full((16, 64), torch.nan) for name in names}
     sequences = PagedSequences(make_decoder(config, DictWeights(tensors | unused)), block_size=4)
     tokens = make_prompts(97)["c"]
     torch.testing.assert_close(
@@ -165,6 +168,54 @@ def test_an_engine_gives_the_tokens_of_transformers(tmp_path: Path) -> None:
         rows = hugging_face_logits(model, prompt + list(completion.token_ids))[len(prompt) - 1 : -1]
         scored = rows.log_softmax(-1).gather(1, torch.tensor(completion.token_ids)[:, None])
         assert completion.cumulative_logprob == pytest.approx(float(scored.sum()), abs=1e-3)
+
+
+@pytest.mark.parametrize("fields", [GEMMA4_WIDE | EXPERTS, GEMMA4_SHARED], ids=["experts", "shared"])
+def test_checkpoints_quantised_by_a_tool_are_read(fields: dict[str, Any], tmp_path: Path) -> None:
+    """llm-compressor writes each expert by itself and scales for rows, and leaves routers as they are."""
+    own = fields | {"architectures": ["Gemma4ForCausalLM"]}
+    exact = random_weights(ModelConfig.from_hf(own)).tensors
+    stored: dict[str, Tensor] = {"model.vision_tower.patch_embedder.input_proj.weight": torch.zeros(4, 4)}
+    for name, each in exact.items():
+        written = name.replace("model.", "model.language_model.", 1).replace(".mlp.experts.", ".experts.")
+        written = written.replace(".mlp.gate.weight", ".router.proj.weight").replace(".mlp.gate.", ".router.")
+        stored[written] = each
+        if name.endswith("_proj.weight"):
+            scale = each.abs().amax(1, keepdim=True) / 448
+            stored[written] = (each / scale).to(torch.float8_e4m3fn)
+            stored[f"{written}_scale"] = scale
+            exact[name] = stored[written].float() * scale
+        if name.endswith("5.self_attn.q_proj.weight") and fields is GEMMA4_SHARED:
+            # Of a layer that reads another layer's keys, these are there, too, and not needed.
+            for kind in ("k", "v"):
+                stored[written.replace("q_proj", f"{kind}_proj")] = stored[written].clone()
+                stored[f"{written.replace('q_proj', f'{kind}_proj')}_scale"] = scale.clone()
+    save_file(stored, tmp_path / "model.safetensors")
+    numbers = {"num_bits": 8, "type": "float", "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": numbers | {"strategy": "channel", "dynamic": False},
+        "input_activations": numbers | {"strategy": "token", "dynamic": True},
+    }
+    quantization = {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head", "re:.*router.*", "re:.*vision_tower.*", "re:.*per_layer.*"],
+    }
+    config = {"architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4"}
+    config |= {"text_config": fields | {"model_type": "gemma4_text"}, "quantization_config": quantization}
+    config |= {"tie_word_embeddings": fields["tie_word_embeddings"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    source = ModelSource("folder", tmp_path)
+    prompts = make_prompts(97)
+    for quantised in ("none", "auto"):
+        read = ModelConfig.from_hf(read_config(source))
+        decoder = make_decoder(read, open_weights(source), quantization=quantised)
+        found = run_chunked(PagedSequences(decoder, block_size=4), prompts)
+        plain = make_decoder(ModelConfig.from_hf(own), DictWeights(exact))
+        for name, rows in run_chunked(PagedSequences(plain, block_size=4), prompts).items():
+            torch.testing.assert_close(found[name], rows, atol=1e-4, rtol=1e-4)
 
 
 def test_a_layer_without_values_of_its_own_may_stay_quantised() -> None:

@@ -178,8 +178,9 @@ class TestConfig:
     @pytest.mark.parametrize(
         ("name", "reason"),
         [
-            ("deepseek2", "experts that all tokens share are not supported in GGUF files; supported: llama"),
+            ("deepseek2", "keys that are compressed into one latent row are not supported; supported: llama"),
             ("phimoe", "norms that subtract the mean are not"),
+            ("gemma4", "layers with heads and inputs of their own are not"),
             ("clip", "it holds an encoder of images or sound"),
             ("phi", "did you mean 'phi3'"),
         ],

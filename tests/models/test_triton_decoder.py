@@ -19,7 +19,10 @@ from octavo.gemm.gpu_linear import GpuLinear
 from octavo.gemm.linear import UnfusedLinear
 from octavo.gemm.portable import invariant_tiling, skinny_tiling
 from octavo.gemm.stacked_experts import StackedExperts
+from octavo.layers import FeedForward
+from octavo.layers.expert_feed_forward import DenseAndExperts
 from octavo.models import Decoder, ModelConfig, builder
+from octavo.models.decoder import DecoderLayer
 from octavo.models.source import open_weights, resolve_model
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -54,6 +57,29 @@ CASES: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 30.0,
         "hidden_activation": "gelu_pytorch_tanh",
     },
+    "keys as values, shared caches, layer inputs": {
+        "architectures": ["Gemma4ForCausalLM"],
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "sliding_window": 6,
+        "global_head_dim": 16,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "num_kv_shared_layers": 1,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 37,
+        "final_logit_softcapping": 30.0,
+    },
+    "experts beside a feed-forward": {
+        "architectures": ["Gemma4ForCausalLM"],
+        "sliding_window": 6,
+        "global_head_dim": 16,
+        "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True,
+        "num_experts": 5,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 16,
+    },
 }
 PROMPTS = {"a": list(range(9)), "b": [3, 1, 4, 1, 5]}
 
@@ -67,6 +93,13 @@ def test_in_the_interpreter() -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{3 * len(CASES) + 1} passed" in done.stdout
+
+
+def dense_part(layer: DecoderLayer) -> FeedForward:
+    block = layer.feed_forward
+    block = block.dense if isinstance(block, DenseAndExperts) else block
+    assert isinstance(block, FeedForward)
+    return block
 
 
 def logits_of(decoder: Decoder) -> dict[str, torch.Tensor]:
@@ -84,7 +117,7 @@ def test_same_logits_as_without(case: str, monkeypatch: pytest.MonkeyPatch) -> N
     fused = make_decoder(config, random_weights(config), attention_impl="torch")
     assert isinstance(plain.layers[0].attention.qkv_proj.projection, UnfusedLinear)
     assert isinstance(fused.layers[0].attention.qkv_proj.projection, GpuLinear)
-    assert isinstance(fused.layers[1].feed_forward.down_proj.projection, GpuLinear)
+    assert isinstance(dense_part(fused.layers[1]).down_proj.projection, GpuLinear)
     expected, got = logits_of(plain), logits_of(fused)
     for name in PROMPTS:
         torch.testing.assert_close(got[name], expected[name], rtol=1e-4, atol=1e-4)
@@ -100,8 +133,8 @@ def test_same_logits_by_row_invariant_products(case: str, monkeypatch: pytest.Mo
     made = make_decoder(config, random_weights(config), attention_impl="torch", deterministic=True)
     assert made.deterministic
     for layer in made.layers:
-        inputs = (layer.attention.qkv_proj, layer.feed_forward.gate_up_proj)
-        outputs = (layer.attention.o_proj, layer.feed_forward.down_proj)
+        inputs = (layer.attention.qkv_proj, dense_part(layer).gate_up_proj)
+        outputs = (layer.attention.o_proj, dense_part(layer).down_proj)
         for part in (*inputs, *outputs):
             assert type(part.projection).__name__ == "InvariantLinear"
     # Attention of deterministic steps is the GPU kernels', and tested with them.
@@ -132,7 +165,7 @@ def test_same_logits_of_a_token_alone_in_its_step(case: str, monkeypatch: pytest
     for tokens in ([3, 1, 4, 1, 5], *([token] for token in range(9))):
         rows = [sequences.step({"a": tokens})["a"] for sequences in (got, expected)]
         torch.testing.assert_close(*rows, rtol=1e-4, atol=1e-4)
-    assert len(calls) == 9 * config.num_layers
+    assert len(calls) == 9 * len(config.cache_layers)
 
 
 @needs_interpreter

@@ -6,11 +6,20 @@ import pytest
 from test_tool_calls import ADVERSARIAL
 
 from octavo.server.parsing.answer import AnswerReader, ReasoningReader
-from octavo.server.parsing.call_formats import LLAMA, MISTRAL, MISTRAL_LIST, QWEN3_CODER, CallFormat, hermes
+from octavo.server.parsing.call_formats import (
+    GLM45,
+    LLAMA,
+    MINIMAX,
+    MISTRAL,
+    MISTRAL_LIST,
+    QWEN3_CODER,
+    CallFormat,
+    hermes,
+)
 
 FORMATS = {
     "hermes": hermes(), "qwen3_coder": QWEN3_CODER, "llama3_json": LLAMA, "mistral": MISTRAL,
-    "mistral-list": MISTRAL_LIST,
+    "mistral-list": MISTRAL_LIST, "glm45": GLM45, "minimax": MINIMAX,
 }  # fmt: skip
 SCHEMA = {"properties": {"cmd": {"type": "string"}, "list": {"type": "array"}}}
 

@@ -34,8 +34,9 @@ from octavo.attention.tilings.hopper import (
     PROMPT_SHAPE,
     SHORT_SHAPE,
     WIDE_DECODE_SHAPE,
-    WIDE_DIM,
     WIDE_SHAPE,
+    WIDEST_DECODE_SHAPE,
+    WIDEST_SHAPE,
 )
 from octavo.attention.triton.kernel_call import Cache, Queries, Score, Shape
 
@@ -128,7 +129,8 @@ def matrix(keys, block_size):
 
 
 def shape_of(tile, block_size, *, begins=False, windowed=False):
-    head_dim = WIDE_DIM if tile in (WIDE_SHAPE, WIDE_DECODE_SHAPE) else HEAD_DIM
+    dims = {WIDE_SHAPE: 256, WIDE_DECODE_SHAPE: 256, WIDEST_SHAPE: 512, WIDEST_DECODE_SHAPE: 512}
+    head_dim = dims.get(tile, HEAD_DIM)
     sizes = (GROUP, KV_HEADS, head_dim, head_dim, block_size, tile.rows, tile.keys)
     flags = [windowed, *[False] * 4]
     values = (head_dim, head_dim, begins)
@@ -141,7 +143,7 @@ def queries(results):
 
 def compile_decode(tile, block_size=128, **options):
     """Of leaves, which write float32, or of a step without nodes."""
-    is_leaf = tile not in (DECODE_SHAPE, WIDE_DECODE_SHAPE)
+    is_leaf = tile in (LEAF_SHAPE, FEW_LEAVES_SHAPE)
     score = SCORE._replace(window="i32" if options.get("windowed") else 0)
     matrices = [matrix(tile.keys, block_size)] * 2
     run = Run("*i32", "*i32", "*i32", "*fp32", "*fp32")
@@ -211,9 +213,12 @@ def figures() -> dict[str, dict[str, int]]:
         "prompts, window": compile_nodes(PROMPT_SHAPE, None, windowed=True),
         "decode, wide": compile_decode(WIDE_DECODE_SHAPE),
         "decode, wide, short blocks": compile_decode(WIDE_DECODE_SHAPE, 16, windowed=True),
+        "decode, widest": compile_decode(WIDEST_DECODE_SHAPE),
         "prompts, wide": compile_nodes(WIDE_SHAPE, None),
         "prompts, wide, window": compile_nodes(WIDE_SHAPE, None, windowed=True),
         "nodes, wide, short blocks": compile_nodes(WIDE_SHAPE, gather, 16),
+        "prompts, widest": compile_nodes(WIDEST_SHAPE, None, windowed=True, begins=True),
+        "nodes, widest, short blocks": compile_nodes(WIDEST_SHAPE, gather, 16),
     }
 
 

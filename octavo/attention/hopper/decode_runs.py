@@ -75,7 +75,7 @@ def merge_pieces(
     piece merges at once, with layouts of one warp: another launch would cost more than the merge.
     """
     D: gl.constexpr = shape.head_dim
-    # Of 256 numbers or more, half as many rows.
+    # Wider rows are fewer.
     IN_FLIGHT: gl.constexpr = _ROWS_IN_FLIGHT * 128 // D if D > 128 else _ROWS_IN_FLIGHT
     CHUNK: gl.constexpr = IN_FLIGHT // ROWS if ROWS < IN_FLIGHT else 1
     LANES: gl.constexpr = D // 4 if D <= 128 else 32

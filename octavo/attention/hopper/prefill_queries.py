@@ -5,7 +5,10 @@ A warpgroup has 64 rows of a unit:
     row     0 1 2 .. group - 1, group ..            query heads of one kv head, token after token
     token   0 0 0 .. 0        , 1 ..                of the unit; `gather` says which row of q it is
 
-A turn's queries are copied to shared memory (cp.async) while the turn before it ends.
+A turn's queries are copied to shared memory (cp.async) while the turn before it ends. Where heads are wider
+than 256, both warpgroups have the same rows: each copies half of the queries' dimensions, and has half of
+those of values and results. They wait for each other, at hardware barrier 10, before they read and before
+they overwrite queries.
 """
 
 from typing import Any, NamedTuple
@@ -54,6 +57,55 @@ def key_tiles(record, KEYS: gl.constexpr):
 # Query rows of a warpgroup.
 HALF = gl.constexpr(64)
 
+
+@gluon.constexpr_function
+def shares_rows(head_dim):
+    """Return whether both warpgroups have the same rows, each with half of the dimensions."""
+    return head_dim > 256
+
+
+@gluon.constexpr_function
+def num_warpgroups(rows, head_dim):
+    """Return how many warpgroups attend units of so many rows."""
+    return 2 if head_dim > 256 else rows // 64
+
+
+@gluon.constexpr_function
+def first_row(second, head_dim):
+    """Return the first row of a unit that the first or the second warpgroup has."""
+    return 64 if second and head_dim <= 256 else 0
+
+
+@gluon.constexpr_function
+def first_dim(second, head_dim):
+    """Return the first dimension of values and results that a warpgroup has."""
+    return head_dim // 2 if second and head_dim > 256 else 0
+
+
+@gluon.constexpr_function
+def own_dim(head_dim):
+    """Return how many dimensions of values a warpgroup has."""
+    return head_dim // 2 if head_dim > 256 else head_dim
+
+
+@gluon.jit
+def own_half(tile, shape, SECOND: gl.constexpr):
+    """Return the columns of a tile [rows, D] that are a warpgroup's own: the tile, or half of it."""
+    if shares_rows(shape.head_dim):
+        # Of 64 columns each, a swizzled tile's parts lie one after another.
+        halves = tile._reinterpret(tile.dtype, [2, tile.shape[0], tile.shape[1] // 2], tile.layout)
+        return halves.index(1 if SECOND else 0)
+    else:
+        return tile
+
+
+@gluon.jit
+def named_barrier(ASSEMBLY: gl.constexpr):
+    """Use one of the hardware barriers 8, 9 and 10, which Triton does not use."""
+    # Gluon's assembly must have an operand and a result.
+    gl.inline_asm_elementwise(ASSEMBLY, "=r,r", [gl.program_id(0)], gl.int32, is_pure=False, pack=1)
+
+
 # Each copy has 16 bytes and must begin at a multiple of 16, the only multiple that Triton recognises.
 _ALIGNED = 16
 
@@ -78,30 +130,43 @@ def unsupported_reason(call: Call) -> str | None:
 
 
 @gluon.jit
-def fetch_queries(queries, gather, work, turn, q, shape, FIRST_ROW: gl.constexpr):
+def fetch_next_queries(queries, gather, work, turn, q, shape, SECOND: gl.constexpr):
+    """Start to copy the queries of the turn after `turn` when no warpgroup reads those of `turn` any more."""
+    if shares_rows(shape.head_dim):
+        named_barrier("bar.sync 10, 256; mov.u32 $0, 0;")
+    fetch_queries(queries, gather, work, turn + 1, q, shape, SECOND)
+
+
+@gluon.jit
+def fetch_queries(queries, gather, work, turn, q, shape, SECOND: gl.constexpr):
     """Start to copy a turn's queries to shared memory `q` [HALF, D], whose last reads are done.
 
     Rows that do not exist keep what was there; nobody reads their results.
     """
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    FIRST_ROW: gl.constexpr = first_row(SECOND, shape.head_dim)
+    OWN: gl.constexpr = own_dim(shape.head_dim)
     item = item_of(turn)
     if item < work.num_items:
         record = record_of(work, item, shape)
         row = FIRST_ROW + gl.arange(0, HALF, layout=gl.SliceLayout(1, LAYOUT))
-        d = gl.arange(0, shape.head_dim, layout=gl.SliceLayout(0, LAYOUT))
+        d = first_dim(SECOND, shape.head_dim) + gl.arange(0, OWN, layout=gl.SliceLayout(0, LAYOUT))
         exists = row < gl.load(record + 2) * shape.group
         token, exists = query_rows(gather, gl.load(record + 1) + row // shape.group, exists)
         head = item % shape.kv_heads * shape.group + row % shape.group
         pointers = queries.q + (token * queries.token + head * queries.head)[:, None] + d[None, :]
-        async_copy.async_copy_global_to_shared(q, pointers, mask=exists[:, None])
+        target = own_half(q, shape, SECOND)
+        async_copy.async_copy_global_to_shared(target, pointers, mask=exists[:, None])
     async_copy.commit_group()
 
 
 @gluon.jit
-def wait_for_queries():
-    """Wait for the copy that fetch_queries started; products may read it then."""
+def wait_for_queries(shape):
+    """Wait for the copies that fetch_queries started; products may read them then."""
     async_copy.wait_group(0)
     fence_async_shared()
+    if shares_rows(shape.head_dim):
+        named_barrier("bar.sync 10, 256; mov.u32 $0, 0;")
 
 
 @gluon.jit
@@ -125,19 +190,21 @@ def _result_rows(gather, entry, valid):
 
 @gluon.jit
 def store_results(
-    queries, gather, values, top, total, record, kv_head, shape, FIRST_ROW: gl.constexpr
+    queries, gather, values, top, total, record, kv_head, shape, SECOND: gl.constexpr
 ):  # fmt: skip
     """Normalise and write a half tile's rows; out 0 and lse -inf where no key was visible."""
     O_LAYOUT: gl.constexpr = values.type.layout
     DTYPE: gl.constexpr = queries.out.dtype.element_ty
-    BETWEEN: gl.constexpr = _layout_between(O_LAYOUT, shape.head_dim, DTYPE)
-    WIDE: gl.constexpr = _wide_layout(O_LAYOUT, shape.head_dim, DTYPE)
+    FIRST_ROW: gl.constexpr = first_row(SECOND, shape.head_dim)
+    OWN: gl.constexpr = own_dim(shape.head_dim)
+    BETWEEN: gl.constexpr = _layout_between(O_LAYOUT, OWN, DTYPE)
+    WIDE: gl.constexpr = _wide_layout(O_LAYOUT, OWN, DTYPE)
     safe = gl.where(total == 0, 1.0, total)
     scale = gl.convert_layout(1.0 / safe, gl.SliceLayout(1, O_LAYOUT))
     out = gl.convert_layout((values * scale[:, None]).to(DTYPE), BETWEEN)
     WIDE_ROW: gl.constexpr = gl.SliceLayout(1, WIDE)
     at, exists = _places(gather, record, kv_head, shape, FIRST_ROW, WIDE_ROW)
-    d = gl.arange(0, shape.head_dim, layout=gl.SliceLayout(0, WIDE))
+    d = first_dim(SECOND, shape.head_dim) + gl.arange(0, OWN, layout=gl.SliceLayout(0, WIDE))
     pointers = queries.out + (at * shape.head_dim)[:, None] + d[None, :]
     gl.store(pointers, gl.convert_layout(out, WIDE), mask=exists[:, None])
     ROW: gl.constexpr = top.type.layout

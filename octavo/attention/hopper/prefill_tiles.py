@@ -41,8 +41,13 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup
 from octavo.attention.hopper.pipe import clear_outside
 from octavo.attention.hopper.prefill_queries import (
     HALF,
-    fetch_queries,
+    fetch_next_queries,
+    first_row,
     key_tiles,
+    named_barrier,
+    num_warpgroups,
+    own_dim,
+    own_half,
     query_rows,
     store_results,
     wait_for_queries,
@@ -68,10 +73,9 @@ class Item(NamedTuple):
 
 
 @gluon.jit
-def pass_item(record, pipe, used, shape, KEYS: gl.constexpr, FIRST_ROW: gl.constexpr):
+def pass_item(record, pipe, used, shape, KEYS: gl.constexpr, SECOND: gl.constexpr):
     """Free an item's tiles for a half that has no rows in it; return the number of the next tile."""
-    ONE_GROUP: gl.constexpr = shape.rows == HALF
-    SECOND: gl.constexpr = FIRST_ROW > 0
+    ONE_GROUP: gl.constexpr = num_warpgroups(shape.rows, shape.head_dim) == 1
     _, num_tiles = key_tiles(record, KEYS)
     for i in range(0, num_tiles):
         stage, phase = (used + i) % pipe.stages, ((used + i) // pipe.stages) & 1
@@ -87,21 +91,21 @@ def pass_item(record, pipe, used, shape, KEYS: gl.constexpr, FIRST_ROW: gl.const
 @gluon.jit
 def attend_item(
     queries, gather, score, record, kv_head, q, work, turn, pipe, used, shape,
-    KEYS: gl.constexpr, FIRST_ROW: gl.constexpr,
+    KEYS: gl.constexpr, SECOND: gl.constexpr,
 ):  # fmt: skip
     """Attend half of a turn's item, from the pipe's tile `used` on; return the number of the next tile."""
+    OWN: gl.constexpr = own_dim(shape.head_dim)
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
-    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, shape.head_dim, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OWN, 16])
     ROW: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
-    SECOND: gl.constexpr = FIRST_ROW > 0
     first_tile, num_tiles = key_tiles(record, KEYS)
-    begin, end = _visible_keys(queries, gather, score, record, shape, FIRST_ROW, ROW)
+    begin, end = _visible_keys(queries, gather, score, record, shape, SECOND, ROW)
     last_tile = first_tile + num_tiles - 1
     item = Item(q, begin, end, score.factor, last_tile, pipe, used)
     top = gl.full([HALF], float("-inf"), gl.float32, layout=ROW)
     total = _sum_in_thread(gl.zeros([HALF, KEYS], gl.float32, layout=S_LAYOUT))
-    values = gl.zeros([HALF, shape.head_dim], gl.float32, layout=O_LAYOUT)
-    wait_for_queries()
+    values = gl.zeros([HALF, OWN], gl.float32, layout=O_LAYOUT)
+    wait_for_queries(shape)
     if num_tiles > 0:
         weights, top, total = _attend_first(top, total, item, record, shape, KEYS, SECOND, O_LAYOUT)
         weights, values, top, total = _attend_rest(
@@ -111,18 +115,20 @@ def attend_item(
         mbarrier.wait(pipe.v_filled.index(stage), phase)
         if shape.windowed or shape.begins:  # noqa: SIM102  (decided when compiled)
             if (num_tiles > 1) & (gl.load(record + 3) % KEYS != 0):
-                clear_outside(pipe.v.index(stage), gl.load(record + 3) % KEYS, KEYS, KEYS, 4)
+                v = own_half(pipe.v.index(stage), shape, SECOND)
+                clear_outside(v, gl.load(record + 3) % KEYS, KEYS, KEYS, 4)
         operand = unpack(weights, q.dtype, O_LAYOUT)
-        pending = warpgroup_mma(operand, pipe.v.index(stage), values, is_async=True)
-        fetch_queries(queries, gather, work, turn + 1, q, shape, FIRST_ROW)
+        v = own_half(pipe.v.index(stage), shape, SECOND)
+        pending = warpgroup_mma(operand, v, values, is_async=True)
+        fetch_next_queries(queries, gather, work, turn, q, shape, SECOND)
         # This branch orders the code as in _step.
         mbarrier.wait(pipe.v_filled.index(stage), phase)
         values, _ = warpgroup_mma_wait(0, deps=(pending, operand))
         mbarrier.arrive(pipe.v_free.index(stage), count=1)
     else:
-        fetch_queries(queries, gather, work, turn + 1, q, shape, FIRST_ROW)
+        fetch_next_queries(queries, gather, work, turn, q, shape, SECOND)
     total = gl.convert_layout(gl.sum(total, 1), ROW)
-    store_results(queries, gather, values, top, total, record, kv_head, shape, FIRST_ROW)
+    store_results(queries, gather, values, top, total, record, kv_head, shape, SECOND)
     return used + num_tiles
 
 
@@ -133,7 +139,7 @@ def _attend_first(
 ):  # fmt: skip
     """Compute the weights of an item's first tile, and clear the values of it that no row sees."""
     stage, phase = item.used % item.pipe.stages, (item.used // item.pipe.stages) & 1
-    ONE_GROUP: gl.constexpr = shape.rows == HALF
+    ONE_GROUP: gl.constexpr = num_warpgroups(shape.rows, shape.head_dim) == 1
     begin_products(ONE_GROUP, SECOND)
     mbarrier.wait(item.pipe.k_filled.index(stage), phase)
     s = _start_scores(item, stage, KEYS)
@@ -148,16 +154,16 @@ def _attend_first(
         first = gl.maximum(0, gl.load(record + 3) - item.last_tile * KEYS)
     if (end < KEYS) | (first > 0):
         mbarrier.wait(item.pipe.v_filled.index(stage), phase)
-        clear_outside(item.pipe.v.index(stage), first, end, KEYS, 4)
+        clear_outside(own_half(item.pipe.v.index(stage), shape, SECOND), first, end, KEYS, 4)
     return weights, top, total
 
 
 @gluon.jit
 def _visible_keys(
-    queries, gather, score, record, shape, FIRST_ROW: gl.constexpr, ROW: gl.constexpr
+    queries, gather, score, record, shape, SECOND: gl.constexpr, ROW: gl.constexpr
 ):  # fmt: skip
     """Return the first key that each row sees and the one after the last, [HALF] int32."""
-    row = FIRST_ROW + gl.arange(0, HALF, layout=ROW)
+    row = first_row(SECOND, shape.head_dim) + gl.arange(0, HALF, layout=ROW)
     exists = row < gl.load(record + 2) * shape.group
     token, exists = query_rows(gather, gl.load(record + 1) + row // shape.group, exists)
     position = gl.load(queries.positions + token, mask=exists, other=-1)
@@ -203,13 +209,14 @@ def _step(
     pipe = item.pipe
     now, before = item.used + i, item.used + i - 1
     k_stage, v_stage = now % pipe.stages, before % pipe.stages
-    ONE_GROUP: gl.constexpr = shape.rows == HALF
+    ONE_GROUP: gl.constexpr = num_warpgroups(shape.rows, shape.head_dim) == 1
     begin_products(ONE_GROUP, SECOND)
     mbarrier.wait(pipe.k_filled.index(k_stage), (now // pipe.stages) & 1)
     s = _start_scores(item, k_stage, KEYS)
     mbarrier.wait(pipe.v_filled.index(v_stage), (before // pipe.stages) & 1)
     operand = unpack(weights, item.q.dtype, O_LAYOUT)
-    pending = warpgroup_mma(operand, pipe.v.index(v_stage), values, is_async=True)
+    v = own_half(pipe.v.index(v_stage), shape, SECOND)
+    pending = warpgroup_mma(operand, v, values, is_async=True)
     end_products(ONE_GROUP, SECOND)
     s = warpgroup_mma_wait(1, deps=(s,))
     mbarrier.arrive(pipe.k_free.index(k_stage), count=1)
@@ -273,7 +280,7 @@ def _sum_in_thread(x):
 def open_turns(SECOND: gl.constexpr):
     """Give the first turn to warpgroup 0; both warpgroups call this before their first turn."""
     if SECOND:
-        _barrier("bar.arrive 8, 256; mov.u32 $0, 0;")
+        named_barrier("bar.arrive 8, 256; mov.u32 $0, 0;")
 
 
 @gluon.jit
@@ -281,9 +288,9 @@ def begin_products(ONE_GROUP: gl.constexpr, SECOND: gl.constexpr):
     """Wait until it is this warpgroup's turn; ONE_GROUP: there is no other one."""
     if not ONE_GROUP:
         if SECOND:
-            _barrier("bar.sync 9, 256; mov.u32 $0, 0;")
+            named_barrier("bar.sync 9, 256; mov.u32 $0, 0;")
         else:
-            _barrier("bar.sync 8, 256; mov.u32 $0, 0;")
+            named_barrier("bar.sync 8, 256; mov.u32 $0, 0;")
 
 
 @gluon.jit
@@ -291,15 +298,9 @@ def end_products(ONE_GROUP: gl.constexpr, SECOND: gl.constexpr):
     """Give the turn to the other warpgroup."""
     if not ONE_GROUP:
         if SECOND:
-            _barrier("bar.arrive 8, 256; mov.u32 $0, 0;")
+            named_barrier("bar.arrive 8, 256; mov.u32 $0, 0;")
         else:
-            _barrier("bar.arrive 9, 256; mov.u32 $0, 0;")
-
-
-@gluon.jit
-def _barrier(ASSEMBLY: gl.constexpr):
-    # Gluon's assembly must have an operand and a result.
-    gl.inline_asm_elementwise(ASSEMBLY, "=r,r", [gl.program_id(0)], gl.int32, is_pure=False, pack=1)
+            named_barrier("bar.arrive 9, 256; mov.u32 $0, 0;")
 
 
 @gluon.jit

@@ -46,12 +46,6 @@ from octavo.attention.hopper.decode_runs import (
 )
 from octavo.attention.hopper.pipe import cache_unsupported_reason, describe_caches, make_pipe
 from octavo.attention.metadata import AttentionMetadata
-from octavo.attention.tilings.hopper import (
-    DECODE_SHAPE,
-    FEW_LEAVES_SHAPE,
-    LEAF_SHAPE,
-    WIDE_DECODE_SHAPE,
-)
 from octavo.attention.triton.kernel_call import Call, DecodeWork
 from octavo.attention.triton.step_map import RECORD
 from octavo.attention.triton.tiles import LN_2
@@ -64,7 +58,7 @@ _MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8]))
 
 def unsupported_reason(call: Call, work: DecodeWork) -> str | None:
     """Return why the kernel cannot run a call's decode units, or None if it can."""
-    if work.shape not in (DECODE_SHAPE, WIDE_DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE):
+    if work.shape.num_warps != 1:
         return "the units are tiled for the portable kernel"
     return cache_unsupported_reason(call)
 

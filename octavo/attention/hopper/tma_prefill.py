@@ -23,10 +23,11 @@ weights, the other has the tensor cores. A warpgroup's own product with values, 
       warpgroup 1                             [ softmax k1 -> p1    ]        [ softmax ...
 
 KEYS is 128 for prompts, and 64 for few query tokens, nodes, prompts beside nodes, and heads of 256, for which
-there are 2 stages. A unit of short
-prompts, or of nodes in steps that only decode, has 64 rows: one warpgroup, which waits for no turn, and the
-fetching warp, `free` barriers with count 1. Two programs of short prompts fit on an SM. Nodes have 2 stages
-then, and the other half of the SM is for the leaves, which tma_decode.py attends.
+there are 2 stages. It is 32 for heads of 512: there both warpgroups have the same 64 rows and each of them
+half of the dimensions of values, so that results fit their registers; both compute all scores. Else a unit of
+short prompts, or of nodes in steps that only decode, has 64 rows: one warpgroup, which waits for no turn, and
+the fetching warp, `free` barriers with count 1. Two programs of short prompts fit on an SM. Nodes have 2
+stages then, and the other half of the SM is for the leaves, which tma_decode.py attends.
 
 Units are those of triton/paged_prefill.py, or the fat ones of a forest; the device knows their number. The
 query tokens of a forest are gathered. The kernel for nodes may start while the kernel before it still runs.
@@ -51,9 +52,12 @@ from octavo.attention.hopper.prefill_queries import (
     HALF,
     Gather,
     Work,
+    fetch_next_queries,
     fetch_queries,
+    first_row,
     item_of,
     key_tiles,
+    num_warpgroups,
     record_of,
 )
 from octavo.attention.hopper.prefill_tiles import attend_item, open_turns, pass_item
@@ -62,8 +66,7 @@ from octavo.attention.tilings.hopper import (
     NODE_SHAPE,
     PROMPT_SHAPE,
     SHORT_SHAPE,
-    WIDE_DIM,
-    WIDE_SHAPE,
+    WIDE_SHAPES,
     attended_tile,
 )
 from octavo.attention.tilings.portable import TileShape
@@ -75,20 +78,20 @@ from octavo.kernels.launch import launch
 def unsupported_reason(call: Call, work: PrefillWork) -> str | None:
     """Return why the kernel cannot run a call's prefill units, or None if it can."""
     is_tiled = work.shape == SHORT_SHAPE or work.shape.rows == PROMPT_SHAPE.rows
-    if call.layer.k.shape[3] == WIDE_DIM:
-        is_tiled = work.shape == WIDE_SHAPE
+    wide = WIDE_SHAPES.get(call.layer.k.shape[3])
+    if wide is not None:
+        is_tiled = work.shape == wide
     if work.num_parts > 1 or work.row_invariant or not is_tiled:
-        return (
-            f"it needs units of {PROMPT_SHAPE.rows} rows, or {SHORT_SHAPE}, or {WIDE_SHAPE} of heads of "
-            f"{WIDE_DIM}, and all keys; not deterministic"
-        )
+        needed = wide or f"{PROMPT_SHAPE.rows} rows, or {SHORT_SHAPE}"
+        return f"it needs units of {needed}, and all keys; not deterministic"
     return cache_unsupported_reason(call) or prefill_queries.unsupported_reason(call)
 
 
 def nodes_unsupported_reason(call: Call, forest: DeviceForest) -> str | None:
     """Return why the kernel cannot run a forest's fat units, or None if it can."""
-    if forest.fat_tile(decodes=False) not in (NODE_SHAPE, WIDE_SHAPE):
-        return f"it needs nodes in tiles of {NODE_SHAPE}, or {WIDE_SHAPE} of wide heads"
+    shape = WIDE_SHAPES.get(call.layer.k.shape[3], NODE_SHAPE)
+    if forest.fat_tile(decodes=False) != shape:
+        return f"it needs nodes in tiles of {shape}"
     return cache_unsupported_reason(call) or prefill_queries.unsupported_reason(call)
 
 
@@ -141,11 +144,12 @@ def _attend_kernel(
     """Attend this program's (unit, kv head)s, one per turn; units of 64 rows have no second half."""
     num_items = gl.load(count) * shape.kv_heads
     work = Work(units, num_items, gl.cdiv(num_items, gl.num_programs(0)))
-    NUM_USERS: gl.constexpr = shape.rows // HALF
+    NUM_USERS: gl.constexpr = num_warpgroups(shape.rows, shape.head_dim)
     D: gl.constexpr = shape.head_dim
+    NUM_QUERIES: gl.constexpr = shape.rows // HALF
     pipe = make_pipe(k_matrix, v_matrix, KEYS, D, STAGES, NUM_USERS)
     Q_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HALF, D], k_matrix.dtype)
-    q = gl.allocate_shared_memory(k_matrix.dtype, [NUM_USERS, HALF, D], Q_LAYOUT)
+    q = gl.allocate_shared_memory(k_matrix.dtype, [NUM_QUERIES, HALF, D], Q_LAYOUT)
     if NUM_USERS == 1:
         gl.warp_specialize(
             [
@@ -200,25 +204,26 @@ def _attend_first_half(queries, gather, score, work, q, pipe, shape, KEYS: gl.co
     if gather is not None:
         gdc_wait()
         gdc_launch_dependents()
-    _attend_half(queries, gather, score, work, q.index(0), pipe, shape, KEYS, 0)
+    _attend_half(queries, gather, score, work, q, pipe, shape, KEYS, False)
 
 
 @gluon.jit
 def _attend_second_half(queries, gather, score, work, q, pipe, shape, KEYS: gl.constexpr):
     if gather is not None:
         gdc_wait()
-    _attend_half(queries, gather, score, work, q.index(1), pipe, shape, KEYS, HALF)
+    _attend_half(queries, gather, score, work, q, pipe, shape, KEYS, True)
 
 
 @gluon.jit
 def _attend_half(
-    queries, gather, score, work, q, pipe, shape, KEYS: gl.constexpr, FIRST_ROW: gl.constexpr
+    queries, gather, score, work, q, pipe, shape, KEYS: gl.constexpr, SECOND: gl.constexpr
 ):  # fmt: skip
-    """Attend half of the rows of all turns, from FIRST_ROW on; q: this half's queries in shared memory."""
-    SECOND: gl.constexpr = FIRST_ROW > 0
+    """Attend a warpgroup's half of the rows of all turns, or of the values' dimensions."""
+    FIRST_ROW: gl.constexpr = first_row(SECOND, shape.head_dim)
+    q = q.index(FIRST_ROW // HALF)
     open_turns(SECOND)
     used = 0
-    fetch_queries(queries, gather, work, 0, q, shape, FIRST_ROW)
+    fetch_queries(queries, gather, work, 0, q, shape, SECOND)
     for turn in range(0, work.turns):
         item = item_of(turn)
         if item < work.num_items:
@@ -226,8 +231,8 @@ def _attend_half(
             if gl.load(record + 2) * shape.group > FIRST_ROW:
                 used = attend_item(
                     queries, gather, score, record, item % shape.kv_heads, q, work, turn, pipe, used,
-                    shape, KEYS, FIRST_ROW,
+                    shape, KEYS, SECOND,
                 )  # fmt: skip
             else:
-                fetch_queries(queries, gather, work, turn + 1, q, shape, FIRST_ROW)
-                used = pass_item(record, pipe, used, shape, KEYS, FIRST_ROW)
+                fetch_next_queries(queries, gather, work, turn, q, shape, SECOND)
+                used = pass_item(record, pipe, used, shape, KEYS, SECOND)

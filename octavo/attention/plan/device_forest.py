@@ -7,6 +7,7 @@ import torch
 
 from octavo.attention.plan.node_plan import NodeCapacity, NodePlan, NodeTiling
 from octavo.attention.plan.prefix_forest import Costs
+from octavo.attention.plan.window_forest import check_window
 from octavo.attention.tilings.portable import TileShape, decode_shape, padded_head_dim
 from octavo.attention.tilings.step_tiles import node_tiles
 from octavo.errors import InvalidArgumentError
@@ -94,6 +95,7 @@ class DeviceForest:
         self.device = torch.device(device)
         self.heads = (num_heads, num_kv_heads, head_dim)
         self.block_size = block_size
+        check_window(window)
         self.window = window
         self._group = group = num_heads // num_kv_heads
         self.thin_shape = thin or decode_shape(group, padded_head_dim(head_dim), dtype, device=self.device)

@@ -175,7 +175,6 @@ class ForestPlan:
         costs = Costs() if costs is None else costs
         lengths = check_lengths(seq_lens, cu_seqlens_q)
         _check_tables(block_tables, lengths.seq_lens, block_size)
-        check_window(window)
         shared = find_prefixes(
             block_tables, lengths.seq_lens, lengths.query_lens, block_size, costs, window=window
         )

@@ -106,7 +106,9 @@ def cut_queries(
     kv_begin, is_leaf = segments.kv_begin[segment], segments.causal[segment] == 1
     if window is not None:
         first_position = segments.kv_end[segment] - (segments.pool_end[segment] - pool_begin)
-        kv_begin = np.where(is_leaf, np.maximum(kv_begin, first_position - window + 1), kv_begin)
+        kv_begin = np.where(
+            is_leaf, np.maximum(kv_begin, np.maximum(first_position, 0) - window + 1), kv_begin
+        )
     kv_end = np.maximum(segments.kv_end[segment] - is_leaf * later_tokens, kv_begin)
     return segments.table_row[segment], kv_begin, kv_end, pool_begin, pool_end, is_single[segment]
 

@@ -15,6 +15,7 @@ may be gone: its entries of the block table hold anything, and are neither compa
 
 import numpy as np
 
+from octavo.attention.lengths import cumulative
 from octavo.attention.plan.prefix_forest import (
     Costs,
     SharedPrefixes,
@@ -34,7 +35,7 @@ def check_window(window: int | None) -> None:
 
 def first_seen_keys(seq_lens: np.ndarray, query_lens: np.ndarray, window: int) -> np.ndarray:
     """Return the first key that each sequence's first query token sees, [S]; at most seq_lens."""
-    return np.clip(seq_lens - query_lens - window + 1, 0, seq_lens)
+    return np.clip(np.maximum(seq_lens - query_lens, 0) - window + 1, 0, seq_lens)
 
 
 def find_prefixes(
@@ -53,6 +54,7 @@ def find_prefixes(
         window: of the layers; None: a token sees all keys before it. Nodes begin at the first block that a
             member sees, rounded down to align_blocks.
     """
+    check_window(window)
     ends = shareable_blocks(seq_lens, query_lens, block_size)
     if window is None:
         return find_shared_prefixes(block_tables, ends, query_lens, block_size, costs, align_blocks)
@@ -65,10 +67,8 @@ def find_prefixes(
     rows = rows[order]
     nodes = lcp_intervals(((common + lowest) // align_blocks * align_blocks).tolist())
     # A query token sees what is less than a window before it.
-    last_seen_by = window - 1 - (seq_lens - query_lens)[rows]
-    return _promote(
-        rows, nodes, begins[rows], query_lens[rows], last_seen_by, block_size, costs, align_blocks
-    )
+    seen_by = window - 1 - (seq_lens - query_lens)[rows]
+    return _promote(rows, nodes, begins[rows], query_lens[rows], seen_by, block_size, costs, align_blocks)
 
 
 def _find_kin(
@@ -121,38 +121,37 @@ def _promote(
     nodes: list[tuple[int, int, int]],
     begins: np.ndarray,
     query_lens: np.ndarray,
-    last_seen_by: np.ndarray,
+    seen_by: np.ndarray,
     block_size: int,
     costs: Costs,
     align_blocks: int,
 ) -> SharedPrefixes:
     """Keep a node if it pays, as prefix_forest._promote does, by what its members see of it.
 
-    last_seen_by: [R] a row's leading query tokens that see a key, less the key's position.
+    seen_by: [R] a row's leading query tokens that see a key, less the key's position.
     """
     covered = np.zeros(rows.shape[0], dtype=np.int64)
-    members, num_tokens, bounds = [], [], []
-    num_members = saved_blocks = 0
+    members, num_tokens, kept = [], [], []
+    saved_blocks = 0
     for depth, first, last in nodes:
         seeing = first + np.flatnonzero(begins[first : last + 1] < depth)
         if seeing.size < 2:
             continue
         seeing = seeing[np.argsort(begins[seeing], kind="stable")]
         above = int(covered[first])
-        tokens = np.minimum(query_lens[seeing], depth * block_size + last_seen_by[seeing])
+        tokens = np.minimum(query_lens[seeing], depth * block_size + seen_by[seeing])
         own = depth - np.maximum(begins[seeing], above)
         num_read, total = int(own[0]), int(tokens.sum())
         saved = int(own @ -(-tokens // costs.tile_tokens)) - num_read * -(-total // costs.tile_tokens)
         if saved * block_size > costs.partial_tokens * total + costs.node_tokens:
             begin = max(above, int(begins[seeing[0]]) // align_blocks * align_blocks)
-            bounds.append((num_members, num_members + seeing.size - 1, begin, depth))
+            kept.append((begin, depth))
             members.append(rows[seeing])
             num_tokens.append(tokens)
-            num_members += seeing.size
             saved_blocks += int(own.sum()) - num_read
             covered[first : last + 1] = depth
-    if not bounds:
+    if not kept:
         return SharedPrefixes.none()
-    first, last, begin, end = np.array(bounds).T
-    members, num_tokens = np.concatenate(members), np.concatenate(num_tokens)
-    return SharedPrefixes(members, num_tokens, first, last, begin, end, saved_blocks)
+    (begin, end), bounds = np.array(kept).T, cumulative(np.array([each.size for each in members]))
+    rows, tokens = np.concatenate(members), np.concatenate(num_tokens)
+    return SharedPrefixes(rows, tokens, bounds[:-1], bounds[1:] - 1, begin, end, saved_blocks)

@@ -63,7 +63,7 @@ def rotate_and_store(
         norm_weight: [H + KH, D] contiguous, RMS-norm weight of each q and k head; [H, D] with shares_cache;
             None: no norm.
         eps: added to the mean square of a head.
-        query_angles: elements from a token's cosines and sines to those of its queries; 0: keys have the same.
+        query_angles: elements from a token's cosines and sines to its queries' own; 0: there are none.
         keep_k: write normed and rotated keys back to qkv, too.
         k_scale, v_scale: see LayerCache.
         value_norm, keys_are_values: see LayerOptions.

@@ -17,7 +17,10 @@ DECODE_SHAPE = TileShape(16, 32, 1, 3, 4, 255)
 WIDE_DECODE_SHAPE = TileShape(16, 16, 1, 3, 4, 255)
 """The same for heads of 256: as many bytes in half as many keys."""
 
-DECODE_SHAPES = MappingProxyType({128: DECODE_SHAPE, 256: WIDE_DECODE_SHAPE})
+WIDEST_DECODE_SHAPE = TileShape(8, 16, 1, 3, 2, 255)
+"""For heads of 512: a warp has registers for 8 rows of results, and twice as many bytes on their way."""
+
+DECODE_SHAPES = MappingProxyType({128: DECODE_SHAPE, 256: WIDE_DECODE_SHAPE, 512: WIDEST_DECODE_SHAPE})
 """By head dimension."""
 
 # Two warpgroups of 64 rows and one fetching warp fill an SM; see tma_prefill.py.
@@ -25,7 +28,9 @@ NODE_SHAPE = TileShape(128, 64, 8, 3, 1, 168)
 PROMPT_SHAPE = TileShape(128, 128, 8, 3, 1, 168)
 # Heads of 256, in prompts and nodes: buffers for two tiles of 64 keys are beside the queries.
 WIDE_SHAPE = TileShape(128, 64, 8, 2, 1, 168)
-WIDE_DIM = 256
+# Heads of 512: both warpgroups have the same rows, and each of them half of the dimensions of values.
+WIDEST_SHAPE = TileShape(64, 32, 8, 2, 1, 168)
+WIDE_SHAPES = MappingProxyType({256: WIDE_SHAPE, 512: WIDEST_SHAPE})
 
 # Short prompts: one warpgroup and one fetching warp, two such programs on an SM.
 SHORT_SHAPE = TileShape(64, 64, 4, 3, 2, 128)
@@ -62,7 +67,7 @@ def attended_tile(device: torch.device, tile: TileShape, num_rows: int, leaves_b
         tile: how they are cut into units.
         leaves_begin_at: see PrefillWork.
     """
-    if tile in (SHORT_SHAPE, WIDE_SHAPE):
+    if tile in (SHORT_SHAPE, *WIDE_SHAPES.values()):
         return tile
     is_little = num_rows <= _TURNS_OF_FEW_KEYS * num_multiprocessors(device) * PROMPT_SHAPE.rows
     # Keys before a unit's first one are not masked, so a tile must begin there.
@@ -77,8 +82,8 @@ def unsupported_reason(
         return f"it is written for Hopper GPUs (compute capability 9), not for {device}"
     if dtype not in (torch.bfloat16, torch.float16):
         return f"its tensor-core products are of bfloat16 and float16, not {dtype}"
-    if head_dim not in (64, 128, WIDE_DIM):
-        return f"it is written for head dimensions 64, 128 and {WIDE_DIM}, not {head_dim}"
+    if head_dim not in (64, 128, *WIDE_SHAPES):
+        return f"it is written for head dimensions 64, 128, 256 and 512, not {head_dim}"
     if block_size % 16 != 0:
         return f"TMA copies at least 16 keys at a time: block_size must be a multiple, not {block_size}"
     return None

@@ -171,7 +171,7 @@ def _fitted(
             tile = replace(tile, keys=tile.keys // 2)
         else:
             return tile
-    # Of a multiprocessor's shared memory, 1 KiB more than one program can have, each takes 1 KiB besides.
+    # Each program takes 1 KiB besides, and a multiprocessor has 1 KiB more than one program can have.
     programs = (most + 1024) // (_tile_bytes(tile, padded_dim, dtype) + 1024)
     # Eight warps of 255 registers fill its registers.
     registers = programs if tile.max_registers is not None else 8 // tile.num_warps

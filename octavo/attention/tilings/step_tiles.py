@@ -180,8 +180,9 @@ def prompt_tile(
     reason = hopper.unsupported_reason(device, dtype, head_dim=head_dim, block_size=block_size)
     if reason is not None:
         return portable
-    if head_dim == hopper.WIDE_DIM:
-        return hopper.WIDE_SHAPE if group <= hopper.WIDE_SHAPE.rows else portable
+    wide = hopper.WIDE_SHAPES.get(head_dim)
+    if wide is not None:
+        return wide if group <= wide.rows else portable
     return hopper.SHORT_SHAPE if hopper.is_short(device, group, num_rows) else portable
 
 
@@ -196,8 +197,9 @@ def node_tiles(
     """
     reason = hopper.unsupported_reason(device, dtype, head_dim=head_dim, block_size=block_size)
     if reason is None and group <= hopper.BESIDE_SHAPE.rows:
-        if head_dim == hopper.WIDE_DIM:
-            return hopper.WIDE_SHAPE, hopper.WIDE_SHAPE, False
+        wide = hopper.WIDE_SHAPES.get(head_dim)
+        if wide is not None:
+            return wide, wide, False
         return hopper.NODE_SHAPE, hopper.BESIDE_SHAPE, False
     product_dtype = torch.float16 if dtype == FLOAT8 else dtype
     tile = node_shape(group, padded_head_dim(head_dim), product_dtype, device)

@@ -28,15 +28,13 @@ def see_nodes(forest: DeviceForest, positions: Tensor, window: int) -> None:
         positions: [T] int32 of the step's query tokens, not shifted.
         window: of the layers.
     """
-    tilings = [(forest.fat_units, forest.num_fat_units, forest.most_unit_tokens)]
-    if forest.has_thin_units:
-        tilings.append((forest.thin_units, forest.num_thin_units, forest.most_unit_tokens))
-    for units, count, most_tokens in tilings:
+    classes = (forest.fat_units, forest.num_fat_units), (forest.thin_units, forest.num_thin_units)
+    for units, count in classes[: 1 + forest.has_thin_units]:
         launch(
             see_nodes_kernel,
             (min(units.shape[0], num_multiprocessors(positions.device)),),
             units=units, count=count, tokens=forest.tokens, positions=positions,
-            num_rows=positions.shape[0], window=window, TOKENS=power_of_two(most_tokens),
+            num_rows=positions.shape[0], window=window, TOKENS=power_of_two(forest.most_unit_tokens),
             num_warps=1,
         )  # fmt: skip
 

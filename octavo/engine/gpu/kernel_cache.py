@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 from triton import knobs
@@ -113,7 +114,11 @@ def sources_digest() -> str:
 class OwnKernels(FileCacheManager):
     """The files of one kernel.
 
-    Triton makes its files with the rights that the umask leaves, so the group's is taken away here.
+    Triton makes its files with the rights that the umask leaves, so the group's is taken away here. It also
+    replaces a file that another process has stored meanwhile. A library must stay the file that it is:
+    CPython (dynload_shlib.c) remembers which inode it opened before dlopen opens the path anew. If the file
+    was replaced in between, the first inode is free, and the next library that gets it is taken for this one:
+    a kernel would be launched with the arguments of another.
     """
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
@@ -149,9 +154,20 @@ class OwnKernels(FileCacheManager):
         return group if own == group == expected else None
 
     def put(self, data: Any, filename: str, binary: bool = True) -> str:
-        """Store a file; see FileCacheManager."""
-        path = super().put(data, filename, binary)
-        if self._is_cache:
-            # Nobody else could see it before, because only the user can open the folder.
-            os.chmod(path, os.lstat(path).st_mode & 0o755)
+        """Store a file; see FileCacheManager. A library that is there already stays."""
+        if not self._is_cache:
+            return super().put(data, filename, binary)
+        is_library = filename.endswith(".so")
+        stored = super().put(data, f"{filename}.{uuid4().hex}" if is_library else filename, binary)
+        # Nobody else could see it before, because only the user can open the folder.
+        os.chmod(stored, os.lstat(stored).st_mode & 0o755)
+        if not is_library:
+            return stored
+        path = self._make_path(filename)
+        try:
+            os.link(stored, path)
+        except FileExistsError:
+            if not self.has_file(filename):
+                os.replace(stored, path)
+        Path(stored).unlink(missing_ok=True)
         return path

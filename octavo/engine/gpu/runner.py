@@ -83,6 +83,10 @@ class GpuRunner:
         # The requests of the last decode step, whose rows and forests the device has, and whether they share.
         self._batch: list[Request] = []
         self._shares = False
+        # Windows move on: a plan of them is made anew before much of it is behind them.
+        windows = [forest.window for forest in self._forests if forest is not None and forest.window]
+        self._most_steps = min(windows, default=0) // 8
+        self._num_steps = 0
         self._newest: Outcome | None = None
         # What the plan on the device saves in a step, and what all steps have saved.
         self._plan_sharing = self._sharing = Sharing()
@@ -150,7 +154,8 @@ class GpuRunner:
     def _decode(self, requests: list[Request], ends: list[int]) -> Callable[[], StepResult]:
         """Run a decode step."""
         self._rows.send_tables()
-        if requests != self._batch:
+        self._num_steps += 1
+        if requests != self._batch or (self._shares and 0 < self._most_steps <= self._num_steps):
             self._set_batch(requests, ends)
         self._sharing = self._sharing.after(self._plan_sharing)
         self._decode_graphs.run(len(requests), shares=self._shares)
@@ -163,7 +168,7 @@ class GpuRunner:
         num_columns = -(-max(seq_lens) // self.kv_cache.block_size)
         block_tables = [tables.rows(rows, num_columns) for tables in self._inputs.tables]
         self._shares = self._share(block_tables, np.array(seq_lens), np.arange(len(rows) + 1))
-        self._batch = requests
+        self._batch, self._num_steps = requests, 0
 
     def _share(
         self, block_tables: Sequence[np.ndarray], seq_lens: np.ndarray, cu_seqlens_q: np.ndarray
@@ -304,6 +309,10 @@ def _parts(places: list[int]) -> list[list[int]]:
     return [places[begin : begin + ROWS_AT_ONCE] for begin in range(0, len(places), ROWS_AT_ONCE)]
 
 
+# What a shorter window shows fits caches of the GPU: to read it once saves less than more kernels cost.
+_LEAST_WINDOW = 512
+
+
 def _forests_of(decoder: Decoder, kv_cache: KVCache, plan: ExecutionPlan) -> tuple[DeviceForest | None, ...]:
     """Return a forest for each group of layers, None for one that has no layers."""
     forests: list[DeviceForest | None] = []
@@ -312,6 +321,9 @@ def _forests_of(decoder: Decoder, kv_cache: KVCache, plan: ExecutionPlan) -> tup
             forests.append(None)
             continue
         kind = group.kind
+        if kind.window is not None and kind.window < _LEAST_WINDOW:
+            forests.append(None)
+            continue
         alike = next((each for each in forests if each is not None and each.heads[1:] == kind.shape), None)
         forests.append(
             DeviceForest(

@@ -23,7 +23,7 @@ class ExpertsConfig:
         num_chosen: experts that a token goes to.
         size: width of an expert's feed-forward.
         renormalises: a token's router weights are divided by their sum.
-        is_sigmoid, has_choice_bias, has_shared_gate, is_beside_dense: see ExpertFamily.
+        is_sigmoid, has_choice_bias, has_float32_router, has_shared_gate, is_beside_dense: see ExpertFamily.
         groups: into how many groups experts fall, and how many of these a token chooses from; None: from all.
         scaling: factor of a token's router weights.
         shared_size: width of the feed-forward that every token goes to, beside its experts; 0: there is none.
@@ -40,6 +40,7 @@ class ExpertsConfig:
     is_gpt_oss: bool = False
     is_sigmoid: bool = False
     has_choice_bias: bool = False
+    has_float32_router: bool = False
     groups: tuple[int, int] | None = None
     scaling: float = 1.0
     shared_size: int = 0
@@ -85,6 +86,7 @@ def read_experts(fields: ConfigFields, family: ExpertFamily, num_layers: int) ->
         is_gpt_oss=family.is_gpt_oss,
         is_sigmoid=family.is_sigmoid,
         has_choice_bias=family.has_choice_bias,
+        has_float32_router=family.has_float32_router,
         groups=_groups(fields, number, num_chosen) if family.has_groups else None,
         scaling=fields.number(family.scaling_key, 1.0) if family.scaling_key else 1.0,
         shared_size=_shared_size(fields, family, size),

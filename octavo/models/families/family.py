@@ -45,6 +45,7 @@ class ExpertFamily:
         scaling_key: key of the factor of a token's router weights, or None.
         shared_key: key of the experts that every token goes to: how many, each as wide as the others; or, if
             it ends in "size", their width. None: there are none.
+        has_float32_router: the router's weight stays in float32, and so does what it multiplies.
         has_shared_gate: what the shared experts return is multiplied by the sigmoid of a product with x.
         is_beside_dense: experts stand beside a feed-forward, each with norms of its own; the router has one,
             too, and a factor for each expert's weights.
@@ -62,6 +63,7 @@ class ExpertFamily:
     has_groups: bool = False
     scaling_key: str | None = None
     shared_key: str | None = None
+    has_float32_router: bool = False
     has_shared_gate: bool = False
     is_beside_dense: bool = False
     is_gpt_oss: bool = False

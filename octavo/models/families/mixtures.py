@@ -27,13 +27,7 @@ _GRANITE = Family(
     model_type="granitemoe",
     has_multipliers=True,
     experts=ExpertFamily(number_key="num_local_experts", renormalises=True),
-    defaults={
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-        "max_position_embeddings": 2048,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    },
+    defaults={"max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2},
 )
 _GRANITE_SHARED = ExpertFamily(
     number_key="num_local_experts", renormalises=True, shared_key="shared_intermediate_size"
@@ -125,6 +119,7 @@ MIXTURES: tuple[Family, ...] = (
             renormalises=True,
             dense_rule="moe_layer_interval",
             has_choice_bias=True,
+            has_float32_router=True,
             shared_key="moe_num_shared_experts",
         ),
         defaults={

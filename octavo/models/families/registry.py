@@ -13,7 +13,7 @@ from types import MappingProxyType
 from octavo.errors import UnsupportedModelError, suggest
 from octavo.models.families.family import ExpertFamily, Family
 from octavo.models.families.mixtures import MIXTURES
-from octavo.models.families.text_parts import TEXT_PARTS, family_name, find_text_part
+from octavo.models.families.text_parts import PART_DEFAULTS, TEXT_PARTS, family_name, find_text_part
 
 # Unsupported architectures that people ask for, and the part that is missing.
 _MISSING: Mapping[str, str] = MappingProxyType(
@@ -24,6 +24,10 @@ _MISSING: Mapping[str, str] = MappingProxyType(
                 "keys that are compressed into one latent row are not",
                 "DeepseekForCausalLM DeepseekV2ForCausalLM DeepseekV3ForCausalLM DeepseekV32ForCausalLM "
                 "Glm4MoeLiteForCausalLM GlmMoeDsaForCausalLM KimiK2ForCausalLM",
+            ),
+            (
+                "several residual streams are not",
+                "Gemma3nForCausalLM Gemma3nForConditionalGeneration",
             ),
             (
                 "attention within chunks is not",
@@ -126,11 +130,7 @@ _GEMMA4 = Family(
         "vocab_size_per_layer_input": 262144,
         "rope_parameters": {
             "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
-            "full_attention": {
-                "rope_type": "proportional",
-                "partial_rotary_factor": 0.25,
-                "rope_theta": 1_000_000.0,
-            },
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
         },
         "num_experts": 0,
         "eos_token_id": 1,
@@ -161,6 +161,11 @@ _MISTRAL = Family(
     },
 )
 
+_MINISTRAL_ROPE = {
+    "rope_type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0, "llama_4_scaling_beta": 0.1,
+    "original_max_position_embeddings": 16384, "mscale": 1.0, "mscale_all_dim": 1.0,
+}  # fmt: skip
+
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         family.architecture: family
@@ -183,15 +188,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                     "sliding_window": None,
                     "max_position_embeddings": 262144,
                     "rms_norm_eps": 1e-5,
-                    "rope_parameters": {
-                        "rope_type": "yarn",
-                        "rope_theta": 1_000_000.0,
-                        "factor": 16.0,
-                        "original_max_position_embeddings": 16384,
-                        "mscale": 1.0,
-                        "mscale_all_dim": 1.0,
-                        "llama_4_scaling_beta": 0.1,
-                    },
+                    "rope_parameters": _MINISTRAL_ROPE,
                 },
             ),
             Family(
@@ -302,6 +299,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 has_local_rope=True,
                 defaults=_GEMMA_DEFAULTS
                 | {
+                    "vocab_size": 262208,
+                    "num_attention_heads": 8,
+                    "num_key_value_heads": 4,
                     "sliding_window_pattern": 6,
                     "max_position_embeddings": 131072,
                     "rope_theta": 1_000_000.0,
@@ -338,7 +338,7 @@ def find_family(config: Mapping[str, object]) -> Family:
     whole = find_text_part(config)
     if whole is not None:
         family = FAMILIES[family_name(whole, config)]
-        defaults = {**family.defaults, **TEXT_PARTS[whole].defaults}
+        defaults = {**family.defaults, **PART_DEFAULTS.get(whole, {})}
         return replace(family, architecture=whole, defaults=defaults)
     architectures = config.get("architectures")
     if isinstance(architectures, list) and architectures:
@@ -352,8 +352,7 @@ def _pick(what: str, value: object, name_of: Callable[[Family], str]) -> Family:
     families = {name_of(family): family for family in FAMILIES.values()}
     if isinstance(value, str) and value in families:
         return families[value]
-    is_name = what == "architecture"
-    known = [*families, *(name if is_name else part.model_type for name, part in TEXT_PARTS.items())]
+    known = [*families, *(TEXT_PARTS if what == "architecture" else ())]
     if isinstance(value, str) and value in _MISSING:
         raise UnsupportedModelError(
             f"{what} {value!r} is not supported: {_MISSING[value]}; supported: {', '.join(known)}"

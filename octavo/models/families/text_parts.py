@@ -8,7 +8,6 @@ without a head   language_model.layers.0.mlp.up_proj.weight, or layers.0.mlp.up_
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from octavo.errors import UnsupportedModelError
@@ -23,50 +22,26 @@ _UNREAD = re.compile(
 # The whole checkpoint's fields come before the text model's, where both have them.
 _OUTER = ("tie_word_embeddings", "bos_token_id", "eos_token_id")
 TIES = "tie_word_embeddings"
-_ROPES = ("rope_parameters", "rope_scaling")
 
 
-@dataclass(frozen=True, slots=True)
-class TextPart:
-    """The text model of a multimodal architecture.
-
-    Attributes:
-        model_type: of the whole config.json.
-        families: model_type of the text_config -> architecture of the family.
-        defaults: values of keys that its text_config may leave out, beside the family's.
-    """
-
-    model_type: str
-    families: Mapping[str, str]
-    defaults: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
-
-
-TEXT_PARTS: Mapping[str, TextPart] = MappingProxyType(
+_LLAVA = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+_MISTRAL3 = {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}
+# Architecture of a whole checkpoint -> model_type of its text_config -> architecture of that one's family.
+TEXT_PARTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
-        "Gemma3ForConditionalGeneration": TextPart(
-            "gemma3",
-            {"gemma3_text": "Gemma3ForCausalLM"},
-            {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4},
-        ),
-        "Gemma4ForConditionalGeneration": TextPart("gemma4", {"gemma4_text": "Gemma4ForCausalLM"}),
-        "Gemma4UnifiedForConditionalGeneration": TextPart(
-            "gemma4_unified", {"gemma4_unified_text": "Gemma4UnifiedForCausalLM"}
-        ),
-        "LlavaForConditionalGeneration": TextPart(
-            "llava",
-            {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"},
-        ),
-        "Mistral3ForConditionalGeneration": TextPart(
-            "mistral3", {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}
-        ),
-        "Qwen2VLForConditionalGeneration": TextPart("qwen2_vl", {"qwen2_vl_text": "Qwen2ForCausalLM"}),
-        "Qwen2_5_VLForConditionalGeneration": TextPart("qwen2_5_vl", {"qwen2_5_vl_text": "Qwen2ForCausalLM"}),
-        "Qwen3VLForConditionalGeneration": TextPart("qwen3_vl", {"qwen3_vl_text": "Qwen3ForCausalLM"}),
-        "Qwen3VLMoeForConditionalGeneration": TextPart(
-            "qwen3_vl_moe", {"qwen3_vl_moe_text": "Qwen3MoeForCausalLM"}, {"norm_topk_prob": True}
-        ),
+        "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
+        "Gemma4ForConditionalGeneration": {"gemma4_text": "Gemma4ForCausalLM"},
+        "Gemma4UnifiedForConditionalGeneration": {"gemma4_unified_text": "Gemma4UnifiedForCausalLM"},
+        "LlavaForConditionalGeneration": _LLAVA,
+        "Mistral3ForConditionalGeneration": _MISTRAL3,
+        "Qwen2VLForConditionalGeneration": {"qwen2_vl_text": "Qwen2ForCausalLM"},
+        "Qwen2_5_VLForConditionalGeneration": {"qwen2_5_vl_text": "Qwen2ForCausalLM"},
+        "Qwen3VLForConditionalGeneration": {"qwen3_vl_text": "Qwen3ForCausalLM"},
+        "Qwen3VLMoeForConditionalGeneration": {"qwen3_vl_moe_text": "Qwen3MoeForCausalLM"},
     }
 )
+# What these text models do where config.json is silent, unlike their families.
+PART_DEFAULTS = {"Qwen3VLMoeForConditionalGeneration": {"norm_topk_prob": True}}
 
 
 def family_name(architecture: str, config: Mapping[str, object]) -> str:
@@ -79,7 +54,7 @@ def family_name(architecture: str, config: Mapping[str, object]) -> str:
     Raises:
         UnsupportedModelError: its text model is of another family.
     """
-    families = TEXT_PARTS[architecture].families
+    families = TEXT_PARTS[architecture]
     text = config.get("text_config")
     kind = text.get("model_type") if isinstance(text, Mapping) else text
     if text is None:
@@ -116,25 +91,20 @@ def text_fields(config: Mapping[str, object], model_type: str) -> Mapping[str, o
 
 def _without_places(fields: Mapping[str, object]) -> Mapping[str, object]:
     """Leave out how positions in images rotate: the three positions of a text's token are the same."""
-    ropes = {name: rope for name in _ROPES if isinstance(rope := fields.get(name), Mapping)}
-    plain = {
-        name: {
-            key: "default" if value == "mrope" else value
-            for key, value in rope.items()
-            if not str(key).startswith("mrope_")
-        }
-        for name, rope in ropes.items()
-    }
-    return {**fields, **plain}
+    found = dict(fields)
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = fields.get(name)
+        if isinstance(rope, Mapping):
+            kept = {key: value for key, value in rope.items() if not str(key).startswith("mrope_")}
+            found[name] = {key: "default" if value == "mrope" else value for key, value in kept.items()}
+    return found
 
 
 def find_text_part(config: Mapping[str, object]) -> str | None:
-    """Return a multimodal checkpoint's architecture, by its name or else its model_type; None: it is none."""
+    """Return the architecture of a config.json whose text model alone is read; None: of others."""
     names = config.get("architectures")
-    if isinstance(names, list) and names:
-        return names[0] if isinstance(names[0], str) and names[0] in TEXT_PARTS else None
-    kind = config.get("model_type")
-    return next((name for name, part in TEXT_PARTS.items() if part.model_type == kind), None)
+    name = names[0] if isinstance(names, list) and names else None
+    return name if isinstance(name, str) and name in TEXT_PARTS else None
 
 
 def own_name(name: str) -> str | None:

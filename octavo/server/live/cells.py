@@ -11,9 +11,11 @@ from itertools import groupby
 import msgspec
 
 from octavo.kv.block_pool import BlockPool
+from octavo.kv.cache_layout import CacheLayout
 
 MAX_CELLS = 2048
 Described = tuple[int, int, list[int]]
+Windows = list[tuple[int, Sequence[int]]]
 
 
 @dataclass(slots=True)
@@ -106,20 +108,44 @@ def occupied_states(pool: BlockPool, step: int) -> list[int]:
     return found[: last + 1] if num_occupied == pool.num_blocks - pool.num_free else []
 
 
-def cells_of(states: list[int], step: int, parts: list[Part], described: list[Described]) -> Cells:
-    """Say of each state which part its block lies in.
+def pages_of(
+    parts: Sequence[Part], windows: Sequence[Windows], layout: CacheLayout, num_pages: int
+) -> list[list[int]]:
+    """Return the pages that the blocks of each part are in, and those of windows beside them.
 
     Args:
-        states: of blocks 0, step, 2 step, ... as BlockPool.states returns them.
-        step: blocks for each cell.
-        parts: [P] of all block tables.
+        parts: of S block tables.
+        windows: [S] of each, for other groups of layers: its first block that is there, and the pages from
+            there on.
+        layout: says what a block's page is.
+        num_pages: of the pool.
+    """
+    found = []
+    for part in parts:
+        pages = [*layout.groups[0].pages(part.block_ids[part.start : part.end], num_pages)]
+        for reader in part.readers:
+            for first, held in windows[reader]:
+                pages += held[max(0, part.start - first) : max(0, part.end - first)]
+        found.append(pages)
+    return found
+
+
+def cells_of(
+    states: list[int], step: int, pages: Sequence[Sequence[int]], described: list[Described]
+) -> Cells:
+    """Say of each state which part its page lies in.
+
+    Args:
+        states: of pages 0, step, 2 step, ... as BlockPool.states returns them.
+        step: pages for each cell.
+        pages: [P] of the parts of all block tables.
         described: [P] the description of each.
     """
     part_of = [-1] * len(states)
-    for index, part in enumerate(parts):
-        for block_id in part.block_ids[part.start : part.end]:
-            if not block_id % step:
-                part_of[block_id // step] = index
+    for index, held in enumerate(pages):
+        for page in held:
+            if not page % step:
+                part_of[page // step] = index
     cells = groupby(zip(states, part_of, strict=True))
     runs = [(sum(1 for _ in group), readers, index) for (readers, index), group in cells]
     # Parts of which no cell shows a block are left out.

@@ -15,8 +15,19 @@ import msgspec
 from octavo.engine.engine import Engine
 from octavo.engine.engine_stats import EngineStats
 from octavo.engine.request import Request
+from octavo.kv.block_store import BlockStore
 from octavo.kv.branches import Branch, top_branches
-from octavo.server.live.cells import MAX_CELLS, Cells, Part, cells_of, occupied_states, parts_of
+from octavo.kv.cache_layout import CacheLayout
+from octavo.server.live.cells import (
+    MAX_CELLS,
+    Cells,
+    Part,
+    Windows,
+    cells_of,
+    occupied_states,
+    pages_of,
+    parts_of,
+)
 from octavo.server.loop.stats import HistogramSnapshot, LoopStats
 
 MAX_RUNNING_ROWS, MAX_WAITING_ROWS, MAX_NAMED_READERS = 48, 16, 12
@@ -40,6 +51,8 @@ class Look:
         rows: (request id, index) and figures of those that run or wait; not all of them if there are many.
         keys: [S] (request id, index) of every sequence that has blocks.
         tables: [S] the block ids of each, a list that only grows, and how many there were.
+        windows: [S] the pages of each in groups of layers behind the first one; see pages_of.
+        layout: says which page a block is in.
         branches: those of the prefix tree.
     """
 
@@ -51,6 +64,8 @@ class Look:
     rows: list[tuple[_Key, "RequestRow"]]
     keys: list[_Key]
     tables: list[tuple[Sequence[int], int]]
+    windows: list[Windows]
+    layout: CacheLayout
     branches: list[Branch]
 
 
@@ -64,7 +79,7 @@ class RequestRow(msgspec.Struct):
         computed_tokens: tokens whose keys and values are in the pool.
         output_tokens: tokens written.
         max_output_tokens: where it ends at the latest.
-        blocks: blocks it reads.
+        blocks: blocks it reads, or pages of several.
         age_s: seconds since it arrived.
         number: the sequence's number, counted since a viewer came; `request` likewise, the same for its
             siblings.
@@ -86,13 +101,16 @@ class Pool(Cells, kw_only=True):
     """The block pool.
 
     Attributes:
-        num_blocks, block_size, blocks_per_cell: as in Look; the counts below are exact.
+        num_blocks, block_size, blocks_per_cell: as in Look; the counts below are exact. With several groups
+            of layers they are pages.
+        tokens_per_block: tokens that a page holds of layers with all keys.
         table_entries: blocks that a copy for each sequence would take.
         occupied: as in Look, None where there are none.
     """
 
     num_blocks: int
     block_size: int
+    tokens_per_block: int
     bytes_per_block: int
     blocks_per_cell: int
     num_free: int
@@ -175,14 +193,21 @@ def look(engine: Engine) -> Look:
         blocks_per_cell=blocks_per_cell,
         cells=store.pool.states(blocks_per_cell),
         occupied=occupied_states(store.pool, blocks_per_cell),
-        rows=[((request.request_id, request.index), _row(request, now)) for request in shown],
+        rows=[((request.request_id, request.index), _row(request, store, now)) for request in shown],
         keys=[(request.request_id, request.index) for request in running],
         tables=tables,
+        windows=[_windows(request, store) for request in running],
+        layout=store.layout,
         branches=top_branches(store, first_blocks, max_branches=MAX_BRANCHES, max_blocks=_MAX_BRANCH_BLOCKS),
     )
 
 
-def _row(request: Request, now: float) -> RequestRow:
+def _windows(request: Request, store: BlockStore) -> Windows:
+    windows = enumerate(request.blocks.windows, start=1)
+    return [(window.num_gone, store.pages(window.held, group)) for group, window in windows]
+
+
+def _row(request: Request, store: BlockStore, now: float) -> RequestRow:
     if request.row < 0:
         # A fork has begun with its leader, even if there is no row for it yet.
         was_running = request.has_begun and (request.index == 0 or request.num_output_tokens > 0)
@@ -196,7 +221,7 @@ def _row(request: Request, now: float) -> RequestRow:
         computed_tokens=request.num_computed_tokens,
         output_tokens=request.num_output_tokens,
         max_output_tokens=request.max_num_tokens - request.num_prompt_tokens,
-        blocks=len(request.blocks.block_ids),
+        blocks=store.num_held_pages(request.blocks),
         age_s=round(now - request.metrics.arrival_s, 2),
     )
 
@@ -243,10 +268,12 @@ def _pool(seen: Look, numbers: list[int]) -> Pool:
     kv = seen.stats.kv
     parts = parts_of(seen.tables)
     described = [_described(part, seen.block_size, numbers) for part in parts]
-    cells = cells_of(seen.cells, seen.blocks_per_cell, parts, described)
+    pages = pages_of(parts, seen.windows, seen.layout, kv.num_blocks)
+    cells = cells_of(seen.cells, seen.blocks_per_cell, pages, described)
     return Pool(
         num_blocks=kv.num_blocks,
         block_size=seen.block_size,
+        tokens_per_block=kv.block_size,
         bytes_per_block=kv.bytes_per_block,
         blocks_per_cell=seen.blocks_per_cell,
         num_free=kv.num_free,
@@ -256,7 +283,7 @@ def _pool(seen: Look, numbers: list[int]) -> Pool:
         table_entries=kv.num_table_entries,
         runs=cells.runs,
         parts=cells.parts,
-        occupied=cells_of(seen.occupied, 1, parts, described) if seen.occupied else None,
+        occupied=cells_of(seen.occupied, 1, pages, described) if seen.occupied else None,
     )
 
 

@@ -126,7 +126,8 @@ class GrammarWriter:
 
     def _call(self, form: CallFormat, arguments: str, name: str) -> list[str]:
         if isinstance(form, XmlFormat):
-            return [json.dumps(f"{name}>\n"), arguments, self._texts(form, form.end)]
+            named = f"{json.dumps(name + form.tags.end_name)} {form.tags.gap}"
+            return [named, arguments, self._texts(form, form.end)]
         if form.arguments_key is None:
             return [json.dumps(name), self._literal("[ARGS]"), arguments]
         head = json.dumps(f'{{"name": {json.dumps(name)}, "{form.arguments_key}": ')
@@ -159,13 +160,13 @@ def content_rule(content: StructuredOutput) -> str:
 
 def _arguments(form: CallFormat, rule: str, schema: Mapping[str, Any] | None) -> list[str]:
     if isinstance(form, XmlFormat):
-        return parameter_rules(rule, schema)
+        return parameter_rules(rule, schema, form.tags)
     return json_arguments(rule, schema)
 
 
 def json_arguments(rule: str, schema: Mapping[str, Any] | None) -> list[str]:
     """Return rules of a call's arguments in JSON."""
-    of_text = lark_rules(rule, schema, is_xml=False)
+    of_text = lark_rules(rule, schema, None)
     return of_text or [f"{rule}: {json_rule(ANY_OBJECT if schema is None else schema)}"]
 
 

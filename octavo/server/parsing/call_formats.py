@@ -8,20 +8,13 @@ from typing import Any
 
 from octavo.server.parsing.call_reader import CallReader
 from octavo.server.parsing.calls import HermesReader, LlamaReader, MistralReader, XmlReader
-from octavo.server.parsing.xml_values import (
-    END_FUNCTION,
-    END_PARAMETER,
-    END_TOOL_CALL,
-    FUNCTION,
-    PARAMETER,
-    TOOL_CALL,
-)
+from octavo.server.parsing.xml_values import GLM_TAGS, MINIMAX_TAGS, QWEN_TAGS, XmlTags
 
 Function = tuple[str, Mapping[str, Any]]
 """A function's name and the schema of its arguments."""
 Markers = tuple[str, str]
 
-_TOOL_CALL: Markers = (TOOL_CALL, END_TOOL_CALL)
+_TOOL_CALL: Markers = ("<tool_call>", "</tool_call>")
 _INTRODUCTION = """\
 You can call functions to answer. These are described here, one a line:
 <tools>
@@ -78,18 +71,39 @@ class CallFormat:
 
 @dataclass(frozen=True, slots=True)
 class XmlFormat(CallFormat):
-    """Calls whose arguments are texts between XML tags."""
+    """Calls whose arguments are texts between XML tags.
+
+    Attributes:
+        tags: these.
+    """
+
+    tags: XmlTags = QWEN_TAGS
+
+    @classmethod
+    def of(cls, tags: XmlTags) -> "XmlFormat":
+        """Return a format with these tags."""
+        call, end = (f"{tags.call}\n", f"{tags.end_function}\n") if tags.function else (tags.call, "")
+        return cls(
+            lambda names: XmlReader({name: {} for name in names}, tags),
+            tags.function or tags.call,
+            call + tags.function,
+            end + tags.end_call,
+            markers=(tags.call, tags.end_call),
+            tags=tags,
+        )
 
     def reader(self, functions: Sequence[Function]) -> CallReader:
         """Return a reader for one answer, which makes JSON of arguments by their schemas."""
-        return XmlReader(dict(functions))
+        return XmlReader(dict(functions), self.tags)
 
     def _written(self, name: str, arguments: object) -> str:
         assert isinstance(arguments, Mapping)
+        tags, around = self.tags, self.tags.around
         values = "".join(
-            f"{PARAMETER}{key}>\n{_plain(value)}\n{END_PARAMETER}\n" for key, value in arguments.items()
+            f"{tags.parameter}{key}{tags.end_keys[0]}{around}{_plain(value)}{around}{tags.end_parameter}\n"
+            for key, value in arguments.items()
         )
-        return f"{self.begin}{name}>\n{values}{self.end}"
+        return f"{self.begin}{name}{tags.end_name}\n{values}{self.end}"
 
 
 def hermes(markers: Markers = _TOOL_CALL) -> CallFormat:
@@ -100,13 +114,7 @@ def hermes(markers: Markers = _TOOL_CALL) -> CallFormat:
     )
 
 
-QWEN3_CODER = XmlFormat(
-    lambda names: XmlReader({name: {} for name in names}),
-    FUNCTION,
-    f"{_TOOL_CALL[0]}\n{FUNCTION}",
-    f"{END_FUNCTION}\n{_TOOL_CALL[1]}",
-    markers=_TOOL_CALL,
-)
+QWEN3_CODER, GLM45, MINIMAX = map(XmlFormat.of, (QWEN_TAGS, GLM_TAGS, MINIMAX_TAGS))
 LLAMA = CallFormat(
     LlamaReader,
     "<|python_tag|>",

@@ -9,9 +9,8 @@ from octavo.server.parsing.call_reader import CallReader
 from octavo.server.parsing.json_call import CallObject
 from octavo.server.parsing.piece import CallBody, Piece, marker_at
 from octavo.server.parsing.xml_call import XmlCall
-from octavo.server.parsing.xml_values import END_FUNCTION, END_TOOL_CALL, FUNCTION, INNER_TAGS, TOOL_CALL
+from octavo.server.parsing.xml_values import XmlTags
 
-_BEGINS = (TOOL_CALL, FUNCTION)
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
 
@@ -50,65 +49,67 @@ class HermesReader(CallReader):
 
 
 class XmlReader(HermesReader):
-    """<tool_call><function=f><parameter=a>1</parameter></function></tool_call>: Qwen3-Coder.
+    """<tool_call><function=f><parameter=a>1</parameter></function></tool_call>: Qwen3-Coder, and others.
 
     The model may forget <tool_call>, or one of the last two tags. After a broken call only <tool_call> begins
-    another one: a function's tag may belong to the broken call.
+    another one: a function's tag may belong to the broken call. Calls without a function's tag have one end.
     """
 
-    def __init__(self, functions: Mapping[str, Mapping[str, Any]]) -> None:
-        super().__init__(functions.keys(), _BEGINS, END_TOOL_CALL)
-        self._functions = functions
+    def __init__(self, functions: Mapping[str, Mapping[str, Any]], tags: XmlTags) -> None:
+        super().__init__(functions.keys(), tags.begins, tags.end_call)
+        self._functions, self._tags = functions, tags
         self._call: XmlCall | None = None
 
     def finish(self) -> list[Piece]:
         """Return what was held back; an unfinished call is judged by what was read of it."""
         if self._state == self._settling:
-            self._end_call(self._call is not None and not self._call.holds_tags)
+            call = self._call
+            self._end_call(call is not None and not (self._tags.function and call.holds_tags))
         return super().finish()
 
     def _after_marker(self, marker: str) -> Callable[[], bool]:
-        if marker != FUNCTION:
+        if marker == self._tags.call and self._tags.function:
             return self._opening
-        self._begin_call(is_opened=False)
+        self._begin_call(is_opened=marker == self._tags.call)
         return self._reading
 
     def _opening(self) -> bool:
-        marker = None if self._next() is None else marker_at(self._text, self._at, _BEGINS)
+        marker = None if self._next() is None else marker_at(self._text, self._at, self._tags.begins)
         if marker:
             self._take(self._at + len(marker))
-        if marker == FUNCTION:
+        if marker == self._tags.function:
             self._begin_call(is_opened=True)
         elif marker is not None and not marker:
             self._drop()
         return marker is not None
 
     def _begin_call(self, *, is_opened: bool) -> None:
-        self._call = XmlCall(self._functions, is_opened=is_opened)
+        self._call = XmlCall(self._functions, self._tags, is_opened=is_opened)
         self._begin(self._call)
 
     def _settling(self) -> bool:
         """Look for what shows whether the call is whole: inner tags must not follow it."""
-        call = self._call
+        call, tags = self._call, self._tags
         if self._next() is None or call is None:
             return False
-        found = marker_at(self._text, self._at, (END_TOOL_CALL, *INNER_TAGS, *_BEGINS))
-        if found == END_FUNCTION and not (call.is_closed or self._has_extra):
+        found = marker_at(self._text, self._at, (tags.end_call, *tags.inner, *tags.begins))
+        if found == tags.end_function and not (call.is_closed or self._has_extra):
             self._has_extra = True
-            self._take_in(self._at + len(found))
+            self._take_in(self._at + len(tags.end_function))
         elif found is not None:
-            is_closed = call.is_opened and found == END_TOOL_CALL
-            # Text is a sign of misplaced tags, too.
-            self._end_call(found not in ("", *INNER_TAGS) and (is_closed or not call.holds_tags))
+            is_closed = call.is_opened and found == tags.end_call
+            # Text is a sign of misplaced tags, too, if calls have two ends.
+            is_misplaced = found in (("", *tags.inner) if tags.function else tags.inner)
+            self._end_call(not is_misplaced and (is_closed or not call.holds_tags or not tags.function))
         return found is not None
 
     def _break(self) -> None:
         super()._break()
-        self._look_for((TOOL_CALL,))
+        self._look_for((self._tags.call,))
 
     def _drop(self) -> None:
         super()._drop()
-        self._look_for((TOOL_CALL,))
+        self._look_for((self._tags.call,))
 
     def _end_call(self, is_whole: bool) -> None:
         if is_whole:

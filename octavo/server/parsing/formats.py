@@ -9,7 +9,9 @@ from typing import Any, NoReturn
 from octavo.errors import UnsupportedModelError
 from octavo.server.config import ReasoningParser, ToolCallParser
 from octavo.server.parsing.call_formats import (
+    GLM45,
     LLAMA,
+    MINIMAX,
     MISTRAL,
     MISTRAL_LIST,
     QWEN3_CODER,
@@ -36,7 +38,12 @@ _THINK: Markers = ("<think>", "</think>")
 _READS_TOOLS = re.compile(r"\btools\b")
 # What other formats write between Hermes's markers.
 _NO_HERMES = ("<function=", "<arg_key>")
-_XML = ("<tool_call>", "<function=", "<parameter=")
+# Formats in XML, and what the chat templates of their models write.
+_XML_FORMATS = {
+    "qwen3_coder": (QWEN3_CODER, ("<tool_call>", "<function=", "<parameter=")),
+    "glm45": (GLM45, ("<tool_call>", "<arg_key>", "<arg_value>")),
+    "minimax": (MINIMAX, ("<minimax:tool_call>", "<invoke name=", "<parameter name=")),
+}
 
 
 def read_response_template(spec: Mapping[str, Any]) -> tuple[_Markers | None, _Markers | None]:
@@ -216,8 +223,8 @@ def _own_formats(tokenizer: Tokenizer | None) -> tuple[CallFormat | None, Marker
 def _by_name(name: str, source: str) -> CallFormat:
     if name == "hermes":
         return hermes()
-    if name == "qwen3_coder":
-        return QWEN3_CODER
+    if name in _XML_FORMATS:
+        return _XML_FORMATS[name][0]
     if name == "llama3_json":
         return LLAMA
     return MISTRAL if "[ARGS]" in source else MISTRAL_LIST
@@ -231,8 +238,9 @@ def _detected(source: str, shows_tools: bool) -> CallFormat | None:
         return hermes()
     if "[TOOL_CALLS]" in source:
         return _by_name("mistral", source)
-    if all(marker in source for marker in _XML):
-        return QWEN3_CODER
+    for form, markers in _XML_FORMATS.values():
+        if all(marker in source for marker in markers):
+            return form
     if "<tool_call>" in source and "arguments" in source and not any(text in source for text in _NO_HERMES):
         return hermes()
     if "<|python_tag|>" in source or ("<|eot_id|>" in source and '"parameters"' in source):

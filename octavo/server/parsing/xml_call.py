@@ -1,4 +1,4 @@
-"""Reads one tool call in Qwen3-Coder's XML as it is written, and makes JSON of its parameters.
+"""Reads one tool call in the XML of Qwen3-Coder, GLM or MiniMax, and makes JSON of its parameters.
 
     f> ── <parameter= ──► key> ──► value ── </parameter> ──► ... ── </function>
 
@@ -8,29 +8,20 @@ unless only the last tag is missing; so no value ever contains another parameter
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from octavo.server.parsing.piece import CallBody, marker_at, partial_marker
-from octavo.server.parsing.xml_values import (
-    END_FUNCTION,
-    END_PARAMETER,
-    END_TOOL_CALL,
-    FUNCTION,
-    PARAMETER,
-    ValueKind,
-    holds_tags,
-    lacks_its_end,
-)
+from octavo.server.parsing.xml_values import ValueKind, XmlTags, holds_tags, lacks_its_end
 
 _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"[^<>\n]{0,256}")
 
 
 class XmlCall(CallBody):
-    """A call from <function= to </function>.
+    """A call from a function's name to its end, as Qwen3-Coder's from <function= to </function>.
 
-    Values are texts. A string parameter is streamed as is, minus one leading and one trailing newline; others
+    Values are texts. A string parameter is streamed as is, minus the white space around it; others
     are read as JSON when they have ended.
 
     Attributes:
@@ -39,17 +30,18 @@ class XmlCall(CallBody):
         holds_tags: a value contains tags of calls, so none of the call's own may be missing.
     """
 
-    def __init__(self, functions: Mapping[str, Mapping[str, Any]], *, is_opened: bool) -> None:
+    def __init__(self, functions: Mapping[str, Mapping[str, Any]], tags: XmlTags, *, is_opened: bool) -> None:
         """Begin before the function's name.
 
         Args:
             functions: schemas of arguments, by the names of functions.
+            tags: of calls.
             is_opened: <tool_call> stands before it.
         """
         super().__init__()
         self.is_opened = is_opened
         self.is_closed = self.holds_tags = False
-        self._functions = functions
+        self._functions, self._tags = functions, tags
         self._text, self._at = "", 0
         self._state: Callable[[], bool] = self._naming
         # State of the parameter that is being read.
@@ -67,8 +59,10 @@ class XmlCall(CallBody):
         return self._at
 
     def _naming(self) -> bool:
-        name = self._name()
-        if name is not None:
+        name = self._name((self._tags.end_name,))
+        # Without a tag of its own, a name is one only if a function has it.
+        self.is_broken |= name is not None and not self._tags.function and name not in self._functions
+        if name is not None and not self.is_broken:
             self.name, self.has_arguments = name, True
             self._arguments.append("{")
             self._state = self._between
@@ -79,27 +73,28 @@ class XmlCall(CallBody):
         space = _SPACE.match(self._text, self._at)
         assert space is not None
         self._at = space.end()
-        again = () if self._keys else (f"{FUNCTION}{self.name}>",)
-        closing = (END_TOOL_CALL,) if self.is_opened else ()
-        found = marker_at(self._text, self._at, (PARAMETER, END_FUNCTION, *closing, *again))
+        tags = self._tags
+        again = () if self._keys or not tags.function else (f"{tags.function}{self.name}{tags.end_name}",)
+        closing = (tags.end_call,) if self.is_opened else ()
+        found = marker_at(self._text, self._at, (tags.parameter, tags.end_function, *closing, *again))
         if found is None:
             return False
         self._at += len(found)
-        if found == PARAMETER:
+        if found == tags.parameter:
             self._state = self._naming_parameter
-        elif found in (END_FUNCTION, END_TOOL_CALL):
+        elif found in (tags.end_function, tags.end_call):
             self._end(found)
         self.is_broken |= not found
         return True
 
     def _end(self, tag: str) -> None:
-        self.is_closed = tag == END_TOOL_CALL
+        self.is_closed = tag != self._tags.end_function
         self.is_broken = self.is_closed and self.holds_tags
         self._arguments.append("}")
         self.is_complete = not self.is_broken
 
     def _naming_parameter(self) -> bool:
-        key = self._name()
+        key = self._name(self._tags.end_keys)
         if key is None:
             return False
         if key in self._keys:
@@ -116,51 +111,52 @@ class XmlCall(CallBody):
 
     def _in_value(self) -> bool:
         """Read a value, up to what may be its end tag."""
-        begin, at = self._at, self._text.find(END_PARAMETER, self._at)
+        tag, around = self._tags.end_parameter, self._tags.around
+        begin, at = self._at, self._text.find(tag, self._at)
         if at < 0:
             rest = self._text[begin:]
-            num_pending = max(
-                partial_marker(rest, marker) for marker in (END_PARAMETER, "\n" + END_PARAMETER)
-            )
+            num_pending = max(partial_marker(rest, marker) for marker in (tag, around + tag))
             self._at = len(self._text) - num_pending
             self._take_value(self._text[begin : self._at])
             return False
-        self._at = at + len(END_PARAMETER)
+        self._at = at + len(tag)
         self._take_value(self._text[begin:at], is_last=True)
         self._end_value("".join(self._value))
         self._state = self._between
         return True
 
     def _end_value(self, value: str) -> None:
-        text = value.removeprefix("\n").removesuffix("\n")
+        text = value.removeprefix(self._tags.around).removesuffix(self._tags.around)
         written = '"' if self._kind.is_text else self._kind.as_json(text)
         self._arguments.append(written)
         # Valid JSON is complete. A string may mention tags only where strings are allowed.
         if written.startswith('"'):
-            has_tags = holds_tags(value)
+            has_tags = holds_tags(value, self._tags)
             self.holds_tags |= has_tags
             is_misplaced = has_tags and not self._kind.may_be_text
-            self.is_broken |= is_misplaced or lacks_its_end(value, self._key, self._keys)
+            self.is_broken |= is_misplaced or lacks_its_end(value, self._key, self._keys, self._tags)
 
     def _take_value(self, text: str, *, is_last: bool = False) -> None:
         is_first = not self._value
         if text:
             self._value.append(text)
         if self._kind.is_text:
-            text = text.removeprefix("\n") if is_first else text
-            text = text.removesuffix("\n") if is_last else text
+            text = text.removeprefix(self._tags.around) if is_first else text
+            text = text.removesuffix(self._tags.around) if is_last else text
             self._arguments += [json.dumps(text, ensure_ascii=False)[1:-1]] if text else []
 
-    def _name(self) -> str | None:
-        """Take a name up to its bracket; None if more text is needed, or if it is no name."""
+    def _name(self, ends: Sequence[str]) -> str | None:
+        """Take a name up to its end tag; None if more text is needed, or if it is no name."""
         found = _NAME.match(self._text, self._at)
         assert found is not None
-        following = self._text[found.end() : found.end() + 1]
-        name = found[0].strip()
-        if following:
-            self._at = found.end()
-            self.is_broken = following != ">" or not name
-        if not following or self.is_broken:
+        end = found.end()
+        if end == len(self._text):
             return None
-        self._at += 1
-        return name
+        # A quote at the end may belong to the tag.
+        end -= found[0].endswith('"') and ends[0].startswith('"')
+        tag, name = marker_at(self._text, end, ends), self._text[self._at : end].strip()
+        if tag is None:
+            return None
+        self._at = end + len(tag)
+        self.is_broken = not name or (not tag and "" not in ends)
+        return None if self.is_broken else name

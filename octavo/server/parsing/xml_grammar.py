@@ -1,4 +1,4 @@
-"""Rules for the parameters of a call in Qwen3-Coder's XML: what a schema allows and the reader reads back."""
+"""Rules for the parameters of a call in XML: what a schema allows and the reader reads back."""
 
 import json
 import re
@@ -9,8 +9,8 @@ from octavo.engine.structured.patterns import translated
 from octavo.engine.structured.schemas import FORMATS
 from octavo.errors import StructuredOutputError
 from octavo.server.parsing.custom.text_tool import lark_rules
-from octavo.server.parsing.grammar_rules import ANY_TEXT, json_rule, pattern_terminal, without
-from octavo.server.parsing.xml_values import END_PARAMETER, PARAMETER, ValueKind, referred
+from octavo.server.parsing.grammar_rules import ANY_TEXT, json_rule, pattern_terminal, row, without
+from octavo.server.parsing.xml_values import ValueKind, XmlTags, referred
 
 Kind = TypeVar("Kind")
 
@@ -29,26 +29,27 @@ _OF_TEXTS = _SAYS_NOTHING | {"maxLength", "minLength", "pattern", "type"}
 _OF_UNIONS = _SAYS_NOTHING | {"$ref", "anyOf", "oneOf", "type"}
 _KEY = re.compile(r"[^<>\n]{1,256}")
 _MAX_REFERENCES = 16
-_END = f"\n{END_PARAMETER}\n"
-# Another parameter's tag would look as if this one's end was missing.
-_FREE_TEXT = ANY_TEXT + without(PARAMETER)
 
 
-def parameter_rules(rule: str, schema: Mapping[str, Any] | None) -> list[str]:
+def parameter_rules(rule: str, schema: Mapping[str, Any] | None, tags: XmlTags) -> list[str]:
     """Return rules of all parameters of a call, in their schema's order.
 
     Args:
         rule: the name of the first rule.
         schema: that of the arguments; None: any arguments.
+        tags: of calls.
 
     Raises:
         StructuredOutputError: the schema says what text between tags cannot express.
     """
-    if (of_text := lark_rules(rule, schema, is_xml=True)) is not None:
+    if (of_text := lark_rules(rule, schema, tags)) is not None:
         return of_text
     if schema is None:
-        body = f'{json.dumps(PARAMETER)} /[^<>\\n]{{1,256}}/ ">" {rule}_text "\\n"'
-        return [f"{rule}: ({body})*", _text_rule(f"{rule}_text", _FREE_TEXT)]
+        key = f'{json.dumps(tags.parameter)} /[^<>"\\n]{{1,256}}/ {_end_key("", tags)}'
+        return [
+            f"{rule}: ({key} {rule}_text {tags.gap})*",
+            _text_rule(f"{rule}_text", _free_text(tags), tags),
+        ]
     _check(schema, _OF_OBJECTS)
     required = _a(list, schema, "required") or []
     properties = dict(_a(dict, schema, "properties") or {})
@@ -57,13 +58,25 @@ def parameter_rules(rule: str, schema: Mapping[str, Any] | None) -> list[str]:
     for number, (key, value) in enumerate(properties.items()):
         if not _KEY.fullmatch(str(key)):
             _refuse(f"the parameter {str(key)[:100]!r}")
-        part = f"{json.dumps(f'{PARAMETER}{key}>', ensure_ascii=False)} {rule}_{number}"
+        if '"' in str(key) and tags.end_keys[0].startswith('"'):
+            _refuse(f"the parameter {str(key)[:100]!r}")
+        part = f"{_end_key(f'{tags.parameter}{key}', tags)} {rule}_{number}"
         parts.append(part if key in required else f"({part})?")
-        rules += _value_rules(f"{rule}_{number}", value, schema)
+        rules += _value_rules(f"{rule}_{number}", value, schema, tags)
     return [f"{rule}: {' '.join(parts)}", *rules]
 
 
-def _value_rules(rule: str, schema: object, root: Mapping[str, Any]) -> list[str]:
+def _end_key(begin: str, tags: XmlTags) -> str:
+    """Return a rule of a text and the end of a parameter's key."""
+    return f"({' | '.join(json.dumps(begin + end, ensure_ascii=False) for end in tags.end_keys)})"
+
+
+def _free_text(tags: XmlTags) -> str:
+    # Another parameter's tag would look as if this one's end was missing.
+    return ANY_TEXT + without(tags.parameter)
+
+
+def _value_rules(rule: str, schema: object, root: Mapping[str, Any], tags: XmlTags) -> list[str]:
     """Return the rules of one value and of the text around it."""
     for _ in range(_MAX_REFERENCES):
         if isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str):
@@ -77,42 +90,44 @@ def _value_rules(rule: str, schema: object, root: Mapping[str, Any]) -> list[str
     types = kind.types
     values = [schema["const"]] if "const" in schema else _a(list, schema, "enum")
     if values is not None:
-        return [_choice_rule(rule, values, kind)]
+        return [_choice_rule(rule, values, kind, tags)]
     if types is not None and "string" not in types:
         shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+        around = json.dumps(tags.around) if tags.around else ""
+        end = json.dumps(tags.around + tags.end_parameter)
         return [
-            f'{rule}: "\\n" {rule}_json {json.dumps(_END)}',
+            f"{rule}: {row([around, f'{rule}_json', end, tags.gap])}",
             f"{rule}_json: {json_rule({**schema, **shared})}",
         ]
     if types == {"string"} and _keywords(schema) <= _OF_TEXTS:
-        text = _terminal(schema)
+        text = _terminal(schema, tags)
     else:
         _check_union(schema, root)
-        text = _FREE_TEXT
-    return [f'{rule}: {rule}_text "\\n"', _text_rule(f"{rule}_text", text)]
+        text = _free_text(tags)
+    return [f"{rule}: {rule}_text {tags.gap}", _text_rule(f"{rule}_text", text, tags)]
 
 
-def _choice_rule(rule: str, values: list[Any], kind: ValueKind) -> str:
+def _choice_rule(rule: str, values: list[Any], kind: ValueKind, tags: XmlTags) -> str:
     """Return a rule of one of several values, each of which must be read back as itself."""
     texts = []
     for value in values:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         is_misread = json.loads(kind.as_json(text)) != value
-        if is_misread or END_PARAMETER in text or PARAMETER in text:
+        if is_misread or tags.end_parameter in text or tags.parameter in text:
             _refuse(f"the value {json.dumps(value)[:100]}")
-        texts.append(json.dumps(f"\n{text}{_END}", ensure_ascii=False))
+        texts.append(json.dumps(f"{tags.around}{text}{tags.around}{tags.end_parameter}", ensure_ascii=False))
     if not texts:
         _refuse("an empty enum")
-    return f"{rule}: {' | '.join(texts)}"
+    return f"{rule}: ({' | '.join(texts)}) {tags.gap}"
 
 
-def _text_rule(rule: str, terminal: str) -> str:
+def _text_rule(rule: str, terminal: str, tags: XmlTags) -> str:
     """Return a rule of a text up to its closing tag."""
-    return f"{rule}[suffix={json.dumps(END_PARAMETER)}]: {terminal}"
+    return f"{rule}[suffix={json.dumps(tags.end_parameter)}]: {terminal}"
 
 
-def _terminal(schema: Mapping[str, Any]) -> str:
-    """Return a terminal for a string by its schema, with a line feed at each end if the schema bounds it."""
+def _terminal(schema: Mapping[str, Any], tags: XmlTags) -> str:
+    """Return a terminal for a string by its schema, with white space around it if the schema bounds it."""
     bounds = []
     if "minLength" in schema or "maxLength" in schema:
         least, most = _a(int, schema, "minLength") or 0, _a(int, schema, "maxLength")
@@ -125,9 +140,9 @@ def _terminal(schema: Mapping[str, Any]) -> str:
         inner = pattern[not before :] if after else pattern[not before : -1]
         bounds.append(f"{before}(?:{inner}){after}")
     if not bounds:
-        return _FREE_TEXT
-    terminals = " & ".join(pattern_terminal(f"\n{bound}\n") for bound in bounds)
-    return terminals + without(END_PARAMETER, PARAMETER)
+        return _free_text(tags)
+    terminals = " & ".join(pattern_terminal(f"{tags.around}{bound}{tags.around}") for bound in bounds)
+    return terminals + without(tags.end_parameter, tags.parameter)
 
 
 def _check_union(schema: Mapping[str, Any], root: Mapping[str, Any]) -> None:

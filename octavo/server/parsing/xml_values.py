@@ -1,4 +1,4 @@
-"""Qwen3-Coder's tags, which types a JSON schema allows, and a plain text as a JSON value of one of them."""
+"""Tags of calls, which types a JSON schema allows, and a plain text as a JSON value of one of them."""
 
 import json
 import re
@@ -10,14 +10,64 @@ import msgspec
 
 from octavo.server.parsing.json_call import MAX_CALL_DEPTH
 
-TOOL_CALL, END_TOOL_CALL = "<tool_call>", "</tool_call>"
-FUNCTION, END_FUNCTION = "<function=", "</function>"
-PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
-INNER_TAGS = (PARAMETER, END_PARAMETER, END_FUNCTION)
-"""The tags inside a call."""
 
-_OUTER_TAGS = (TOOL_CALL, END_TOOL_CALL, FUNCTION, END_FUNCTION)
-_PARAMETER = re.compile(r"(<function=[^<>\n]{1,256}>\s*)?<parameter=([^<>\n]{1,256})>")
+@dataclass(frozen=True, slots=True)
+class XmlTags:
+    """The tags of a model's calls.
+
+    Attributes:
+        call, end_call: around one call, or several.
+        function, end_name: around a function's name; empty: it begins after `call`, and ends before white
+            space or another tag.
+        end_function: after a call; that of calls without `function` is end_call.
+        parameter, end_keys: around a parameter's key; the second has variants.
+        end_parameter: after a value.
+        around: white space before and after a value, which is none of it.
+        gap: a rule of what follows a name or a value.
+    """
+
+    call: str
+    end_call: str
+    function: str
+    end_name: str
+    end_function: str
+    parameter: str
+    end_keys: tuple[str, ...]
+    end_parameter: str
+    around: str = ""
+    gap: str = '"\\n"'
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """The tags at which a call begins."""
+        return (self.call, self.function) if self.function else (self.call,)
+
+    @property
+    def inner(self) -> tuple[str, ...]:
+        """The tags inside a call."""
+        return self.parameter, self.end_parameter, self.end_function
+
+    def parameters_in(self, value: str) -> Iterator[re.Match[str]]:
+        """Find tags of parameters in a text: whether a function's tag stands before, and the key."""
+        begin, key = re.escape(self.function or self.call), r"[^<>\n]{1,256}?"
+        ends = "|".join(map(re.escape, self.end_keys))
+        pattern = rf"({begin}{key}{re.escape(self.end_name)}\s*)?{re.escape(self.parameter)}({key})(?:{ends})"
+        return re.finditer(pattern, value)
+
+
+_CALL = ("<tool_call>", "</tool_call>")
+QWEN_TAGS = XmlTags(
+    *_CALL, "<function=", ">", "</function>", "<parameter=", (">",), "</parameter>", around="\n"
+)
+GLM_TAGS = XmlTags(
+    *_CALL, "", "", _CALL[1], "<arg_key>", ("</arg_key>\n<arg_value>", "</arg_key><arg_value>"),
+    "</arg_value>", gap='"\\n"?',
+)  # fmt: skip
+MINIMAX_TAGS = XmlTags(
+    "<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="', '">', "</invoke>", '<parameter name="',
+    ('">',), "</parameter>",
+)  # fmt: skip
+
 Types = frozenset[str]
 """Names of types. Where a number is allowed, an integer is."""
 
@@ -29,12 +79,12 @@ _MAX_DEPTH = 64
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
-def holds_tags(value: str) -> bool:
+def holds_tags(value: str, tags: XmlTags) -> bool:
     """Return whether a value holds tags that belong around parameters; they may be misplaced."""
-    return any(tag in value for tag in _OUTER_TAGS)
+    return any(tag in value for tag in (*tags.begins, tags.end_call, tags.end_function))
 
 
-def lacks_its_end(value: str, key: str, keys: Set[str]) -> bool:
+def lacks_its_end(value: str, key: str, keys: Set[str], tags: XmlTags) -> bool:
     """Return whether another parameter seems to begin within a value, so that the value's own end is missing.
 
     A text may mention a parameter that the call already has, as no call has one twice; but not at the place
@@ -44,8 +94,9 @@ def lacks_its_end(value: str, key: str, keys: Set[str]) -> bool:
         value: all that stands between the parameter's tags.
         key: the parameter.
         keys: all parameters of the call so far, this one included.
+        tags: of calls.
     """
-    for tag in _PARAMETER.finditer(value):
+    for tag in tags.parameters_in(value):
         if tag[1] or tag[2].strip() not in keys:
             return True
         is_line = value.startswith("\n") and tag.start() == 1 and value.startswith("\n", tag.end())

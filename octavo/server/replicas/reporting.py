@@ -66,7 +66,7 @@ class ReportingApp:
             "stalled" if self._loop.has_late_rank else self._loop.state,
             digests,
             tokens,
-            free_tokens=free_blocks * engine.plan.block_size,
+            free_tokens=engine.plan.layout.num_tokens(free_blocks),
             num_running=stats.engine.num_running,
             num_waiting=stats.num_waiting,
             num_waiting_tokens=stats.num_waiting_tokens,

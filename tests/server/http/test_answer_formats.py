@@ -71,6 +71,11 @@ HERMES_TEMPLATE = "{% if tools %}<tool_call>{'name':, 'arguments':}</tool_call>{
         ("{{ messages }}", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'),
         ("{{ tools }}<tool_call><function=f> arguments", None),
         ("{{ tools }}<tool_call>f<arg_key>arguments", None),
+        ("{{ tools }}<tool_call>f<arg_key>k</arg_key><arg_value>", "<tool_call>f\n</tool_call>"),
+        (
+            "{{ tools }}<minimax:tool_call><invoke name='f'><invoke name=<parameter name=",
+            '<minimax:tool_call>\n<invoke name="f">\n</invoke>\n</minimax:tool_call>',
+        ),
         ("{{ tools }}", None),
     ],
 )

@@ -43,6 +43,7 @@ EXPECTED: dict[str, tuple[str, tuple[str, ...]]] = {
             "octavo:computed_tokens",
             "octavo:saved_kv_tokens",
             "octavo:evicted_blocks",
+            "octavo:prefix_lost_tokens",
             "octavo:late_kernels",
             "octavo:late_graphs",
             "octavo:late_allocations",

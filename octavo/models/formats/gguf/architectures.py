@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from octavo.errors import FileFormatError, UnsupportedModelError, suggest
+from octavo.models.config_fields import words
 
 # Divisors of the rotary frequencies; they become part of the config.
 ROPE_FACTORS = "rope_freqs.weight"
@@ -15,7 +16,7 @@ LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.we
 # It stands for ".experts.<number>." in the name of a tensor that stacks a projection of all experts.
 EXPERTS = ".experts.*."
 
-_NAME = re.compile(r"(?:blk\.(0|[1-9][0-9]{0,4})\.)?([a-z_]+)\.(weight|bias)")
+_NAME = re.compile(r"(?:blk\.(0|[1-9][0-9]{0,4})\.)?((?:nextn\.)?[a-z_]+)\.(weight|bias)")
 _OUTER_NAMES = {"token_embd": "embed_tokens", "output_norm": "norm"}
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -36,8 +37,17 @@ _EXPERT_NAMES = {
     "ffn_up_exps": f"mlp{EXPERTS}up_proj",
     "ffn_down_exps": f"mlp{EXPERTS}down_proj",
 }
+_SHARED_NAMES = {
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+}
 # Tensors that have no kind at the end of their name on Hugging Face.
-_BARE_NAMES = {"attn_sinks": "self_attn.sinks"}
+_BARE_NAMES = {
+    "attn_sinks.weight": "self_attn.sinks",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+}
 # With norms before and after each block, the norm before the feed-forward has another name.
 _FOUR_NORM_NAMES = {
     "post_attention_norm": "post_attention_layernorm",
@@ -51,16 +61,12 @@ class GGUFExperts:
     """An architecture's mixtures of experts.
 
     Attributes:
-        hf_name: "architectures" of the equivalent config.json.
-        model_type: its "model_type".
-        size_key: its key of the width of an expert.
+        hf_name: "architectures" of the equivalent config.json; empty: the architecture's.
         config: fields of the config.json that the file lacks.
         may_be_dense: layers may have a feed-forward instead; those without a router do.
     """
 
-    hf_name: str
-    model_type: str
-    size_key: str = "intermediate_size"
+    hf_name: str = ""
     config: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     may_be_dense: bool = False
 
@@ -72,7 +78,6 @@ class GGUFArchitecture:
     Attributes:
         name: that value.
         hf_name: "architectures" of the equivalent config.json.
-        model_type: its "model_type".
         interleaves_heads: rows of q and k are stored in pairs (0, D/2), (1, D/2 + 1)...
         tensor_layouts: values of tensor_data_layout that mean the order of rows read here.
         norm_offset: what the converter added to norm weights.
@@ -89,7 +94,6 @@ class GGUFArchitecture:
 
     name: str
     hf_name: str
-    model_type: str
     interleaves_heads: bool = False
     tensor_layouts: tuple[str, ...] = ("reference",)
     norm_offset: float = 0.0
@@ -109,19 +113,15 @@ class GGUFArchitecture:
 
 
 _NAMES_WITH_EXPERTS = MappingProxyType(_LAYER_NAMES | _EXPERT_NAMES)
-_GPT_OSS_NAMES = MappingProxyType(
-    {name: own for name, own in _NAMES_WITH_EXPERTS.items() if name != "ffn_norm"}
+_NAMES_WITH_SHARED = MappingProxyType(_NAMES_WITH_EXPERTS | _SHARED_NAMES)
+_NAMES_WITH_POST_NORM = MappingProxyType(
+    {name: own for name, own in _NAMES_WITH_SHARED.items() if name != "ffn_norm"}
     | {"post_attention_norm": "post_attention_layernorm"}
-    | _BARE_NAMES
 )
 _FUSED_NAMES = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _POST_NORM_NAMES = MappingProxyType(
     {name: own for name, own in _LAYER_NAMES.items() if name not in ("attn_norm", "ffn_norm")}
     | {name: own for name, own in _FOUR_NORM_NAMES.items() if name != "ffn_norm"}
-)
-_SEED_OSS_NAMES = MappingProxyType(
-    {name: own for name, own in _LAYER_NAMES.items() if name != "ffn_norm"}
-    | {"post_attention_norm": "post_attention_layernorm"}
 )
 _WINDOW_KEYS = frozenset({"attention.sliding_window", "attention.sliding_window_pattern"})
 # Factors that some architectures have -> their names in a config.json.
@@ -133,8 +133,18 @@ MULTIPLIERS: Mapping[str, str] = MappingProxyType(
         "logit_scale": "logits_scaling",
     }
 )
+_EXPERT_KEYS = words(
+    "expert_shared_count expert_shared_feed_forward_length expert_weights_scale expert_weights_norm",
+    "expert_gating_func expert_group_count expert_group_used_count leading_dense_block_count",
+    "interleave_moe_layer_step nextn_predict_layers",
+)
+# Of Ministral 3: queries grow with their position.
+GROWTH_KEY = "attention.temperature_scale"
 _GEMMA_KEYS = frozenset({"attention.sliding_window", "final_logit_softcapping"})
 _GEMMA_NAMES = MappingProxyType(_LAYER_NAMES | _FOUR_NORM_NAMES)
+_MIXTURE = GGUFArchitecture(
+    name="", hf_name="", layer_names=_NAMES_WITH_SHARED, own_keys=_EXPERT_KEYS, experts=GGUFExperts()
+)
 ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
     {
         architecture.name: architecture
@@ -143,26 +153,24 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
             GGUFArchitecture(
                 name="llama",
                 hf_name="LlamaForCausalLM",
-                model_type="llama",
                 interleaves_heads=True,
                 # An old name of the order of rows that all files of this architecture have.
                 tensor_layouts=("reference", "Meta AI original pth"),
                 layer_names=_NAMES_WITH_EXPERTS,
-                experts=GGUFExperts(hf_name="MixtralForCausalLM", model_type="mixtral"),
+                experts=GGUFExperts(hf_name="MixtralForCausalLM"),
             ),
-            # Mistral Small 3; files with attention temperatures (Ministral 3) are refused.
+            # Mistral Small 3; files with attention temperatures are Ministral 3's.
             GGUFArchitecture(
-                name="mistral3", hf_name="LlamaForCausalLM", model_type="llama", interleaves_heads=True
+                name="mistral3",
+                hf_name="LlamaForCausalLM",
+                interleaves_heads=True,
+                own_keys=frozenset({GROWTH_KEY, "rope.scaling.yarn_log_multiplier"}),
             ),
             GGUFArchitecture(
                 name="qwen3moe",
                 hf_name="Qwen3MoeForCausalLM",
-                model_type="qwen3_moe",
                 layer_names=_NAMES_WITH_EXPERTS,
                 experts=GGUFExperts(
-                    hf_name="Qwen3MoeForCausalLM",
-                    model_type="qwen3_moe",
-                    size_key="moe_intermediate_size",
                     config=MappingProxyType({"norm_topk_prob": True}),
                     may_be_dense=True,
                 ),
@@ -170,69 +178,81 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
             GGUFArchitecture(
                 name="olmoe",
                 hf_name="OlmoeForCausalLM",
-                model_type="olmoe",
                 layer_names=_NAMES_WITH_EXPERTS,
-                experts=GGUFExperts(hf_name="OlmoeForCausalLM", model_type="olmoe"),
+                experts=GGUFExperts(),
             ),
             GGUFArchitecture(
                 name="gpt-oss",
                 hf_name="GptOssForCausalLM",
-                model_type="gpt_oss",
-                layer_names=_GPT_OSS_NAMES,
+                layer_names=_NAMES_WITH_POST_NORM,
                 own_keys=frozenset({"attention.sliding_window"}),
                 sliding_window=128,
                 # The model was trained with this scaling, unlike others.
                 yarn=MappingProxyType({"truncate": False}),
-                experts=GGUFExperts(hf_name="GptOssForCausalLM", model_type="gpt_oss"),
+                experts=GGUFExperts(),
             ),
             # Phi-4 and Phi-4-mini, too; the converter puts the gate's rows before those of up, as published.
             GGUFArchitecture(
                 name="phi3",
                 hf_name="Phi3ForCausalLM",
-                model_type="phi3",
                 layer_names=MappingProxyType(_LAYER_NAMES | _FUSED_NAMES),
                 own_keys=frozenset({"attention.sliding_window"}),
                 has_long_rope=True,
                 has_partial_rotary=True,
             ),
-            GGUFArchitecture(name="qwen2", hf_name="Qwen2ForCausalLM", model_type="qwen2"),
-            GGUFArchitecture(name="qwen3", hf_name="Qwen3ForCausalLM", model_type="qwen3"),
+            GGUFArchitecture(name="qwen2", hf_name="Qwen2ForCausalLM"),
+            GGUFArchitecture(name="qwen3", hf_name="Qwen3ForCausalLM"),
             # A file does not say which layers do not rotate: every fourth one, as in a config without them.
-            GGUFArchitecture(
-                name="smollm3", hf_name="SmolLM3ForCausalLM", model_type="smollm3", interleaves_heads=True
-            ),
+            GGUFArchitecture(name="smollm3", hf_name="SmolLM3ForCausalLM", interleaves_heads=True),
             # OLMo 3, too, which has windows.
             GGUFArchitecture(
                 name="olmo2",
                 hf_name="Olmo3ForCausalLM",
-                model_type="olmo3",
                 layer_names=_POST_NORM_NAMES,
                 own_keys=_WINDOW_KEYS,
             ),
             GGUFArchitecture(
                 name="exaone4",
                 hf_name="Exaone4ForCausalLM",
-                model_type="exaone4",
                 layer_names=_POST_NORM_NAMES,
                 own_keys=_WINDOW_KEYS,
             ),
             GGUFArchitecture(
                 name="granite",
                 hf_name="GraniteForCausalLM",
-                model_type="granite",
                 interleaves_heads=True,
                 own_keys=frozenset(MULTIPLIERS),
             ),
+            replace(
+                _MIXTURE,
+                name="granitemoe",
+                hf_name="GraniteMoeSharedForCausalLM",
+                interleaves_heads=True,
+                own_keys=frozenset(MULTIPLIERS) | _EXPERT_KEYS,
+            ),
+            replace(
+                _MIXTURE,
+                name="qwen2moe",
+                hf_name="Qwen2MoeForCausalLM",
+                experts=GGUFExperts(may_be_dense=True),
+            ),
+            replace(
+                _MIXTURE,
+                name="glm4moe",
+                hf_name="Glm4MoeForCausalLM",
+                layer_names=_NAMES_WITH_POST_NORM,
+                has_partial_rotary=True,
+            ),
+            replace(_MIXTURE, name="ernie4_5-moe", hf_name="Ernie4_5_MoeForCausalLM"),
+            replace(_MIXTURE, name="minimax-m2", hf_name="MiniMaxM2ForCausalLM", has_partial_rotary=True),
             GGUFArchitecture(
                 name="seed_oss",
                 hf_name="SeedOssForCausalLM",
-                model_type="seed_oss",
-                layer_names=_SEED_OSS_NAMES,
+                layer_names=_NAMES_WITH_POST_NORM,
             ),
             GGUFArchitecture(
                 name="gemma2",
                 hf_name="Gemma2ForCausalLM",
-                model_type="gemma2",
                 norm_offset=1.0,
                 layer_names=_GEMMA_NAMES,
                 own_keys=_GEMMA_KEYS | {"attn_logit_softcapping"},
@@ -242,7 +262,6 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
             GGUFArchitecture(
                 name="gemma3",
                 hf_name="Gemma3ForCausalLM",
-                model_type="gemma3_text",
                 norm_offset=1.0,
                 layer_names=_GEMMA_NAMES,
                 own_keys=_GEMMA_KEYS | {"attention.sliding_window_pattern", "rope.freq_base_swa"},
@@ -257,17 +276,15 @@ _MISSING: Mapping[str, str] = MappingProxyType(
     {
         name: reason
         for reason, names in (
-            (
-                "experts that all tokens share are not supported in GGUF files",
-                "deepseek deepseek2 deepseek32 dots1 ernie4_5-moe glm4moe hunyuan-moe llama4 qwen2moe",
-            ),
+            ("keys that are compressed into one latent row are not supported", "deepseek2 deepseek32"),
+            ("their mixtures of experts are not supported", "deepseek dots1 hunyuan-moe llama4"),
             (
                 "layers of linear attention, state spaces and convolutions are not supported",
                 "falcon-h1 granitehybrid jamba kimi-linear lfm2 lfm2moe mamba mamba2 nemotron_h qwen35 "
                 "qwen35moe qwen3next rwkv6 rwkv7",
             ),
-            ("experts with factors of residual sums are not supported", "granitemoe"),
             ("factors that grow with depth are not supported", "minicpm"),
+            ("layers with heads and inputs of their own are not read from GGUF files", "gemma3n gemma4"),
             (
                 "norms that subtract the mean are not supported",
                 "bloom cohere2 command-r falcon gpt2 gptneox mpt nemotron olmo orion phi2 phimoe stablelm "
@@ -313,12 +330,11 @@ def hugging_face_name(name: str, architecture: GGUFArchitecture, where: str) -> 
     parts = _NAME.fullmatch(name)
     if parts is not None:
         layer, stem, kind = parts.groups()
-        if layer is not None and stem in architecture.layer_names:
-            own = f"model.layers.{layer}.{architecture.layer_names[stem]}"
-            if stem not in _BARE_NAMES:
-                return f"{own}.{kind}"
-            if kind == "weight":
-                return own
+        bare = _BARE_NAMES.get(f"{stem}.{kind}") if architecture.experts else None
+        if layer is not None and bare is not None:
+            return f"model.layers.{layer}.{bare}"
+        if layer is not None and (stem in architecture.layer_names or stem.startswith("nextn.")):
+            return f"model.layers.{layer}.{architecture.layer_names.get(stem, stem)}.{kind}"
         if layer is None and stem in _OUTER_NAMES:
             return f"model.{_OUTER_NAMES[stem]}.{kind}"
         if layer is None and stem == "output":

@@ -66,7 +66,8 @@ class ArchitectureFields(ConfigFields):
                 raise UnsupportedModelError(
                     f"{self.where}: key {key!r} is not supported{suggest(key, known)}"
                 )
-        self.require_neutral({_LAYOUT_KEY: architecture.tensor_layouts, **_NEUTRAL_KEYS})
+        neutral = {key: values for key, values in _NEUTRAL_KEYS.items() if key not in architecture.own_keys}
+        self.require_neutral({_LAYOUT_KEY: architecture.tensor_layouts, **neutral})
 
 
 def checked_values(file: GGUFFile, prefix: str) -> dict[str, object]:

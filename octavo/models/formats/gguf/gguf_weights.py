@@ -115,6 +115,9 @@ class GGUFWeights:
         if len(info.shape) not in ((num_dimensions,) if is_stack else (1, 2)):
             expected = f"{num_dimensions} dimensions" if is_stack else "at most 2 dimensions"
             raise WeightsError(f"{where}: expected {info.name} to have {expected}, got {list(info.shape)}")
+        if name.endswith("shared_expert_gate.weight"):
+            # The converter drops the dimension of its one row.
+            return {name: replace(info, shape=(1, info.shape[-1]))}
         if not is_stack:
             return {name: info}
         nbytes = info.nbytes // info.shape[0]

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from octavo.errors import FileFormatError, UnsupportedModelError
+from octavo.models.families.registry import FAMILIES
 from octavo.models.formats.gguf.architectures import (
+    GROWTH_KEY,
     LONG_FACTORS,
     MULTIPLIERS,
     ROPE_FACTORS,
@@ -17,6 +19,15 @@ from octavo.models.formats.gguf.fields import ArchitectureFields
 from octavo.models.formats.gguf.file import GGUFFile
 
 _DEFAULT_THETA = 10_000.0
+_DRAFT_KEY = "nextn_predict_layers"
+# Keys of a config.json -> the keys of a file that say the same of experts.
+_EXPERT_FIELDS = {
+    "norm_topk_prob": "expert_weights_norm",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+    **dict.fromkeys(("first_k_dense_replace", "moe_layer_start_index"), "leading_dense_block_count"),
+    "moe_layer_interval": "interleave_moe_layer_step",
+}
 
 
 def gguf_to_hf_config(file: GGUFFile) -> dict[str, object]:
@@ -41,11 +52,12 @@ def gguf_to_hf_config(file: GGUFFile) -> dict[str, object]:
     rotary_dim = read_rotary_dim(fields, head_dim)
     config: dict[str, object] = {
         "architectures": [architecture.hf_name],
-        "model_type": architecture.model_type,
+        "model_type": FAMILIES[architecture.hf_name].model_type,
         "vocab_size": _vocab_size(file),
         "hidden_size": hidden_size,
         "intermediate_size": fields.integer("feed_forward_length"),
-        "num_hidden_layers": fields.integer("block_count"),
+        "num_hidden_layers": num_layers(fields),
+        "num_nextn_predict_layers": fields.integer(_DRAFT_KEY, 0, minimum=0),
         "num_attention_heads": num_heads,
         "num_key_value_heads": fields.integer("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
@@ -55,13 +67,31 @@ def gguf_to_hf_config(file: GGUFFile) -> dict[str, object]:
         "rope_scaling": read_rope_scaling(fields, rotary_dim),
         "partial_rotary_factor": rotary_dim / head_dim,
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        **dict.fromkeys(("attention_bias", "qkv_bias"), "blk.0.attn_q.bias" in file.tensors),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
         "hidden_act": "silu",
         **_token_ids(fields),
     }
     config |= _attention_scale(fields, config) | _softcaps(fields) | _multipliers(fields)
-    return config | _windows(fields) | _experts(fields)
+    return config | _windows(fields) | _experts(fields) | _growth(fields, config)
+
+
+def num_layers(fields: ArchitectureFields) -> int:
+    """Return the number of layers, without those that predict a token further."""
+    return fields.integer("block_count") - fields.integer(_DRAFT_KEY, 0, minimum=0)
+
+
+def _growth(fields: ArchitectureFields, config: Mapping[str, object]) -> dict[str, object]:
+    """Return what Ministral 3 says beside Mistral Small 3: by how much queries grow with their position."""
+    scaling = config["rope_scaling"]
+    if fields.optional_number(GROWTH_KEY) is None:
+        return {}
+    if not isinstance(scaling, dict) or scaling["rope_type"] != "yarn":
+        raise UnsupportedModelError(f"{fields.where}: {GROWTH_KEY} is supported with rope scaling yarn only")
+    same = dict.fromkeys(("mscale", "mscale_all_dim"), fields.number("rope.scaling.yarn_log_multiplier", 1.0))
+    scaling |= {"llama_4_scaling_beta": fields.number(GROWTH_KEY), **same}
+    return {"architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3"}
 
 
 def _head_dim(fields: ArchitectureFields, default: int) -> int:
@@ -115,21 +145,33 @@ def _experts(fields: ArchitectureFields) -> dict[str, object]:
     if experts is None or number == 0:
         fields.require_neutral({"expert_count": (0,), "expert_used_count": (0,)})
         return {}
-    return {
+    family = FAMILIES[experts.hf_name or fields.architecture.hf_name]
+    own = family.experts
+    assert own is not None, f"{family.architecture} has no experts"
+    fields.require_neutral({"expert_gating_func": (0, 2 if own.is_sigmoid else 1)})
+    size = fields.integer("expert_feed_forward_length", fields.integer("feed_forward_length"))
+    config = {
         **experts.config,
         **(_dense_layers(fields) if experts.may_be_dense else {}),
-        "architectures": [experts.hf_name],
-        "model_type": experts.model_type,
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
         "num_experts": number,
-        "num_experts_per_tok": fields.integer("expert_used_count"),
-        experts.size_key: fields.integer("expert_feed_forward_length", fields.integer("feed_forward_length")),
+        own.chosen_key: fields.integer("expert_used_count"),
+        own.size_key: size,
+        **{key: fields.get(name) for key, name in _EXPERT_FIELDS.items() if fields.get(name) is not None},
     }
+    if own.scaling_key is not None:
+        config[own.scaling_key] = fields.number("expert_weights_scale", 1.0)
+    if own.shared_key is not None:
+        tensors = fields.file.tensors.items()
+        width = next((each.shape[0] for name, each in tensors if name.endswith("_gate_shexp.weight")), 0)
+        config[own.shared_key] = width if own.shared_key.endswith("size") else width // size
+    return config
 
 
 def _dense_layers(fields: ArchitectureFields) -> dict[str, object]:
     """Return which layers have a feed-forward: the file has no key for them, but its tensors show it."""
-    num_layers = fields.integer("block_count")
-    routers = [f"blk.{layer}.ffn_gate_inp.weight" for layer in range(num_layers)]
+    routers = [f"blk.{layer}.ffn_gate_inp.weight" for layer in range(num_layers(fields))]
     return {
         "mlp_only_layers": [layer for layer, name in enumerate(routers) if name not in fields.file.tensors]
     }
@@ -163,12 +205,12 @@ def _windows(fields: ArchitectureFields) -> dict[str, object]:
 def _sliding_layers(fields: ArchitectureFields) -> dict[str, object]:
     """Return which layers have the window: all but every n-th, or as listed."""
     pattern = fields.get("attention.sliding_window_pattern")
-    num_layers = fields.integer("block_count")
+    count = fields.integer("block_count")
     if isinstance(pattern, np.ndarray | list):
-        if not isinstance(pattern, np.ndarray) or pattern.dtype.kind != "b" or len(pattern) != num_layers:
+        if not isinstance(pattern, np.ndarray) or pattern.dtype.kind != "b" or len(pattern) != count:
             raise FileFormatError(
                 f"{fields.where}: expected attention.sliding_window_pattern to be a number, or true or "
-                f"false for each of {num_layers} layers; got an array of {len(pattern)}"
+                f"false for each of {count} layers; got an array of {len(pattern)}"
             )
         names = ("full_attention", "sliding_attention")
         return {"layer_types": [names[bool(slides)] for slides in pattern]}

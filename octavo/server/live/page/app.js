@@ -73,7 +73,7 @@ function showPool(blocks) {
   pool.show(blocks);
   const kinds = [["free", blocks.num_free], ["cached", blocks.num_cached], ["in use", blocks.num_used], ["shared", blocks.num_shared]];
   const sizes = kinds.map(([name, count]) => `${count.toLocaleString("en")} ${name}`).join(" · ");
-  const text = `${plural(blocks.num_blocks, "block")} of ${plural(blocks.block_size, "token")}: ${sizes}`;
+  const text = `${plural(blocks.num_blocks, "block")} of ${plural(blocks.tokens_per_block, "token")}: ${sizes}`;
   const sample = pool.blocksPerCell > 1 && pool.cells.length ? ` (each square: 1 of ${pool.blocksPerCell})` : "";
   say("pool-note", text + sample + (pool.numLeftOut ? ` (${MAX_CACHED} squares of cached ones are drawn)` : ""));
   find("zoom").hidden = !pool.canZoom;

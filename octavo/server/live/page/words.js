@@ -37,7 +37,7 @@ export function blockWords(pool, block, { readers, part }, numBlocks) {
   if (readers < 0) return `${name} is free: nothing in it can be used again.${sample}`;
   if (readers === 0) {
     return `${name} is cached: nobody reads it now, but a prompt that begins alike finds it, and need not ` +
-      `compute its ${pool.block_size} tokens again.${sample}`;
+      `compute its ${pool.tokens_per_block} tokens again.${sample}`;
   }
   const [begin, end, numbers] = part ?? [0, 0, []];
   const tokens = part ? ` It lies within tokens ${begin.toLocaleString("en")} to ${(end - 1).toLocaleString("en")}.` : "";

@@ -4,7 +4,7 @@ r"""Rewrites a grammar of texts as one of the same texts within JSON strings: a 
     NAME: /[^"]+/      ->     r_name: (/[[^"]&&[^"\\\x00-\x1f]]+/ | /(?:\\\\|\\n|...)/)+
     LF: "\n"                  r_lf: "\\n"
 
-Before a tag that ends it, a text stands as it is, but each line feed is a terminal of its own.
+Before a tag that ends it, a text stands as it is, but each line feed, or "<", is a terminal of its own.
 
 A lexer decides by the next byte where a terminal ends, and many escapes begin alike. So a terminal that may
 hold escapes becomes a rule of single characters, in which only its last repetition is read in runs.
@@ -43,8 +43,6 @@ _JSON = _Writing(
     {character: json.dumps(character)[1:-1] for character in ['"', "\\", *map(chr, range(0x20))]},
     r'[^"\\\x00-\x1f]',
 )
-# A tag that ends the text begins a line, and no run may swallow it.
-_LINES = _Writing({"\n": "\n"}, r"[^\n]")
 # llguidance's own terminals: those that hold such characters, and those that do not.
 _COMMON = {
     "LF": r"\n",
@@ -65,13 +63,15 @@ def tokens(source: str) -> Iterator[tuple[str, str]]:
         yield found.lastgroup or "other", found[0]
 
 
-def written(source: str, *, in_json: bool) -> str:
+def written(source: str, *, in_json: bool, end: str = "\n") -> str:
     """Return the grammar of the texts between the quotes of a JSON string, or else as they are before a tag.
+
+    What ends the text then begins with `end`, a character that no run may swallow.
 
     Raises:
         StructuredOutputError: it has a part that cannot be rewritten.
     """
-    writing = _JSON if in_json else _LINES
+    writing = _JSON if in_json else _Writing({end: end}, f"[^{json.dumps(end)[1:-1]}]")
     return "".join(_rewritten(kind, text, writing) for kind, text in tokens(source))
 
 

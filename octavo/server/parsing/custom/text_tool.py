@@ -6,7 +6,7 @@ from typing import Any
 
 from octavo.errors import StructuredOutputError
 from octavo.server.parsing.custom.lark_text import tokens, written
-from octavo.server.parsing.xml_values import END_PARAMETER, PARAMETER
+from octavo.server.parsing.xml_values import XmlTags
 
 INPUT = "input"
 
@@ -28,8 +28,10 @@ class TextParameters(dict[str, Any]):
         super().__init__({"type": "object", **required})
 
 
-def lark_rules(rule: str, schema: Mapping[str, Any] | None, *, is_xml: bool) -> list[str] | None:
+def lark_rules(rule: str, schema: Mapping[str, Any] | None, tags: XmlTags | None) -> list[str] | None:
     """Return rules for the arguments of a tool whose text has a grammar in Lark; None if it has none.
+
+    With tags, the text stands between these; without, in JSON.
 
     Raises:
         StructuredOutputError: the grammar cannot be written for texts within JSON.
@@ -38,10 +40,13 @@ def lark_rules(rule: str, schema: Mapping[str, Any] | None, *, is_xml: bool) -> 
         return None
     _check(schema.lark)
     around = (f'{{"{INPUT}": "', '"}')
-    if is_xml:
-        around = (f"{PARAMETER}{INPUT}>\n", "\n", f"{END_PARAMETER}\n")
+    last = ""
+    if tags is not None:
+        begin, end = f"{tags.parameter}{INPUT}{tags.end_keys[0]}{tags.around}", f"{tags.end_parameter}\n"
+        last = tags.around or end[0]
+        around = (begin, last, end if tags.around else end[1:])
     begin, *end = map(json.dumps, around)
-    source = written(schema.lark, in_json=not is_xml)
+    source = written(schema.lark, in_json=tags is None, end=last)
     return [f"{rule}: {begin} {rule}_text {' '.join(end)}", f"{rule}_text: %lark {{\n{source}\n}}"]
 
 
