@@ -88,7 +88,7 @@ def test_any_schedule_gives_what_one_request_at_a_time_does(
 def test_preemption_changes_nothing(
     make: MakeLLM, expected: Expected, name: str, block_size: int, num_spare: int
 ) -> None:
-    """Trap: a request by itself that shared blocks in many pages ended early, as if the pool was too small."""
+    """Trap: a request by itself that shared blocks in many pages ended early, as if they were needed."""
     num_blocks = scarce(make(name, block_size=block_size)) + num_spare
     llm = make(name, block_size=block_size, num_blocks=num_blocks, max_num_batched_tokens=16)
     for _ in range(2):
@@ -150,7 +150,7 @@ def test_prompt_log_probabilities_and_scores_with_hits_are_exact(make: MakeLLM, 
         assert_same(llm.generate([LONG[:num]], LOGGED), cold.generate([LONG[:num]], LOGGED))
         choices = [[4], [5, 6, 7], LONG[num : num + WINDOW] or [8], [9] * 2 * WINDOW]
         for found, other in zip(llm.score(LONG[:num], choices), cold.score(LONG[:num], choices), strict=True):
-            assert list(found.logprobs) == pytest.approx(list(other.logprobs), abs=1e-4)
+            assert found.token_logprobs == pytest.approx(other.token_logprobs, abs=1e-4)
     assert_clean(llm)
 
 

@@ -88,10 +88,12 @@ def test_preemption_on_a_gpu_changes_no_token(
     assert_clean(llm)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("dtype", "block_size"), [("float32", 4), ("bfloat16", 4), ("bfloat16", 16)])
 @pytest.mark.parametrize("name", WINDOWED)
-def test_cold_is_warm_to_the_bit_at_every_cut_of_three_windows(make: MakeLLM, name: str, dtype: str) -> None:
-    llm = make(name, deterministic=True, dtype=dtype)
+def test_cold_is_warm_to_the_bit_at_every_cut_of_three_windows(
+    make: MakeLLM, name: str, dtype: str, block_size: int
+) -> None:
+    llm = make(name, deterministic=True, dtype=dtype, block_size=block_size)
     answered = [*CUT, *tokens(llm.generate([CUT], GREEDY))[0]]
     num_hit = 0
     for num_shared in range(1, len(answered) + 1):
@@ -132,5 +134,5 @@ def test_nothing_is_compiled_or_captured_late(make: MakeLLM, name: str, options:
     crowd = [[*LONG[: 2 + index], index + 3] for index in range(40)]
     llm.generate(crowd, PENALISED)
     llm.generate(crowd, QUIET)
-    assert llm.stats.late_work == LateWork()
+    assert llm.stats.late_work == LateWork(0, 0, 0)
     assert_clean(llm)
