@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from window_models import OWN, VOCABULARY, WINDOW, write_model
 NEAR = 1e-4
 MAX_LEN = 160
 MAX_PROMPT, MAX_OUTPUT = 100, 60
+# Pages, in those that the longest request takes by itself: each engine of a family takes the next number.
+ROOM = (1.0, 20.0, 2.0, 8.0, 60.0)
 COLUMNS = ("requests", "tokens", "hits", "shortened", "preemptions", "forks", "differences", "near-ties")
 Rows = list[tuple[list[int], list[int]]]
 
@@ -64,19 +67,19 @@ def run_family(folder: Path, num_tokens: int, rng: random.Random) -> Counter[str
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     counts = Counter[str]()
     layers = LLM(str(folder), device="cpu", num_blocks=64).engine.model_config.cache_layers
-    while counts["tokens"] < num_tokens:
-        rows, round_counts = run_round(folder, layers, min(6000, num_tokens - counts["tokens"]), rng)
+    rooms = cycle(ROOM)
+    while (num_left := num_tokens - counts["tokens"]) > 0:
+        rows, round_counts = run_round(folder, layers, next(rooms), min(6000, num_left), rng)
         counts += round_counts
         counts += compare(model.eval(), rows)
     return counts
 
 
 def run_round(
-    folder: Path, layers: Sequence[CacheLayer], num_tokens: int, rng: random.Random
+    folder: Path, layers: Sequence[CacheLayer], room: float, num_tokens: int, rng: random.Random
 ) -> tuple[Rows, Counter[str]]:
     """Run one engine; return prompts with their answers, and what happened."""
     block_size = rng.randint(2, 16)
-    plenty = rng.choice((1.0, 2.0, 8.0, 20.0, 60.0))
     need = plan_layout(layers, block_size, MAX_LEN).num_pages(MAX_LEN)
     llm = LLM(
         str(folder),
@@ -84,15 +87,15 @@ def run_round(
         dtype="float32",
         max_model_len=MAX_LEN,
         block_size=block_size,
-        num_blocks=int(need * plenty),
+        num_blocks=int(need * room),
         max_num_batched_tokens=rng.choice((16, 100, 512)),
-        max_num_seqs=rng.choice((32, 128) if plenty > 2 else (3, 32)),
+        max_num_seqs=rng.choice((32, 128) if room > 2 else (3, 32)),
         share_prefixes=rng.random() < 0.8,
         enable_prefix_caching=rng.random() < 0.9,
     )
     hits = watch_hits(llm.engine.manager)
     # Few requests at a time take long.
-    outputs = play(llm.engine, num_tokens if plenty > 2 else num_tokens // 16, rng)
+    outputs = play(llm.engine, num_tokens if room > 2 else num_tokens // 16, rng)
     stats = llm.stats
     assert stats.kv.num_referenced == 0, "blocks leak"
     llm.engine.manager.check_invariants()

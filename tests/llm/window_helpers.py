@@ -14,7 +14,8 @@ MakeLLM = Callable[..., LLM]
 OPTIONS: dict[str, Any] = {"num_blocks": 400, "block_size": 4, "max_model_len": 160, "prepare": False}
 LONG = [3 + (13 * i + i // 9) % 90 for i in range(9 * WINDOW)]
 CUT = LONG[: 3 * WINDOW]
-# No greedy answer to them is a near-tie. They share nothing, less than a block, a window and more, all but the last token, and all.
+# They share nothing, less than a block, a window and more, all but the last token, and all. No token of a
+# greedy answer is a near-tie.
 PROMPTS = [LONG, [5, 8], [*LONG[:3], 9], [*LONG[: 2 * WINDOW], 7], [*LONG[:-1], 11], LONG, CUT]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
 SEEDED = SamplingParams(seed=3, max_tokens=10, ignore_eos=True, top_k=20, logprobs=0, n=3)
