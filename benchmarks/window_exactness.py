@@ -142,18 +142,19 @@ def play(engine: Engine, num_tokens: int, rng: random.Random) -> list[RequestOut
     num_left = num_tokens
     while num_left > 0 or engine.has_unfinished_requests:
         for _ in range(rng.choice((0, 0, 1, 24)) if num_left > 0 else 0):
+            length, n = rng.choice((1, 8, 30, MAX_OUTPUT)), rng.choice((1, 1, 1, 3))
             params = SamplingParams(
                 temperature=0,
-                max_tokens=rng.choice((1, 8, 30, MAX_OUTPUT)),
-                n=rng.choice((1, 1, 1, 3)),
+                max_tokens=length,
+                n=n,
                 ignore_eos=True,
                 detokenize=False,
             )
-            num_left -= params.max_tokens * params.n
+            num_left -= length * n
             begun = rng.choice(outputs) if outputs and rng.random() < 0.2 else None
             prompt = continue_chat(rng, begun) if begun else draw_prompt(rng, documents)
             outputs.append(engine.add_request(prompt, params))
-            lengths[outputs[-1].request_id] = params.max_tokens
+            lengths[outputs[-1].request_id] = length
         engine.step()
         if rng.random() < 0.01 and not outputs[-1].finished:
             del lengths[outputs[-1].request_id]

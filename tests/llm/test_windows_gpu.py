@@ -81,7 +81,7 @@ def test_tokens_are_those_of_the_cpu(
 def test_preemption_on_a_gpu_changes_no_token(
     make: MakeLLM, expected: Callable[[str], list[list[int]]], name: str
 ) -> None:
-    llm = make(name, num_blocks=scarce(make(name)) + 2)
+    llm = make(name, block_size=4, num_blocks=scarce(make(name, block_size=4)) + 2)
     for _ in range(2):
         assert tokens(llm.generate(PROMPTS, ALL_QUIET)) == expected(name)
     assert llm.stats.num_preemptions > 0
