@@ -24,11 +24,10 @@ from wild_bodies import PATHS, bodies
 
 # schemathesis ends after so long, as some of what it draws asks for hundreds of answers.
 MAX_SCHEMA_S = 900
-# Operations that read a body; the others have next to nothing to draw.
-NUM_BODIES = 5
 ANSWERS = "octavo:http_responses_total"
 # Context of 64 tokens: a request without max_tokens then ends soon.
 OPTIONS = ("--num-blocks", "512", "--max-model-len", "64")
+KEEPS = ("--response-store-mib", "1", "--batch-dir")
 
 
 def main() -> int:
@@ -39,7 +38,7 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=5000)
     parser.add_argument("--bodies", type=int, default=10_000)
     arguments = parser.parse_args()
-    with ServerProcess(*OPTIONS) as server:
+    with tempfile.TemporaryDirectory() as folder, ServerProcess(*OPTIONS, *KEEPS, folder) as server:
         figures = measure(server, arguments.schemathesis, arguments.cases, arguments.bodies)
     return report("fuzz", figures, arguments)
 
@@ -65,14 +64,9 @@ def measure(server: ServerProcess, schemathesis: Path, num_cases: int, num_bodie
 
 def by_schema(server: ServerProcess, schemathesis: Path, num_cases: int) -> tuple[int, list[str]]:
     """Run schemathesis; return the cases it made, and its failures."""
-    command = [
-        str(schemathesis.absolute()),
-        "run",
-        f"{server.url}/openapi.json",
-        "--checks",
-        "not_a_server_error",
-    ]
-    command += ["--max-examples", str(num_cases // NUM_BODIES + 1), "--continue-on-failure", "--no-color"]
+    command = [str(schemathesis.absolute()), "run", f"{server.url}/openapi.json"]
+    command += ["--checks", "not_a_server_error", "--continue-on-failure", "--no-color"]
+    command += ["--max-examples", str(num_cases // _num_bodies(server) + 1)]
     command += ["--phases", "examples,coverage,fuzzing", "--generation-database", "none", "--seed", "1"]
     command += ["--suppress-health-check", "all", "--request-timeout", "30"]
     command += ["--max-time", str(MAX_SCHEMA_S)]
@@ -83,6 +77,13 @@ def by_schema(server: ServerProcess, schemathesis: Path, num_cases: int) -> tupl
     cases = int(server.metrics()[ANSWERS] - before)
     failures = [] if done.returncode == 0 else [f"schemathesis: {done.stdout[-3000:]} {done.stderr[-500:]}"]
     return cases, failures + ([f"only {cases} cases"] if cases < num_cases else [])
+
+
+def _num_bodies(server: ServerProcess) -> int:
+    """Return how many operations read a body; the others have next to nothing to draw."""
+    with urllib.request.urlopen(f"{server.url}/openapi.json", timeout=30) as answer:
+        paths = json.load(answer)["paths"]
+    return sum("requestBody" in operation for path in paths.values() for operation in path.values())
 
 
 def by_hypothesis(server: ServerProcess, num_bodies: int) -> Counter[int]:

@@ -99,7 +99,7 @@ def _messages(fields: MessageFields, blocks: BlockReader) -> list[JsonObject]:
         )
     last_user = max((i for i, message in enumerate(fields.messages) if message.role == "user"), default=-1)
     for index, message in enumerate(fields.messages):
-        if message.clear_at != "next_user_message" or index > last_user:
+        if message.clear_at != "next_user_message" or index >= last_user:
             messages += blocks.turns(message, f"messages[{index}]")
     return messages
 
