@@ -93,7 +93,7 @@ def _streams(visitor: Visitor) -> dict[str, bool]:
 
 
 async def _responses(visitor: Visitor) -> None:
-    fields = {"max_output_tokens": visitor.rng.randrange(1, 12)}
+    fields = {"max_output_tokens": visitor.rng.randrange(1, 12), "temperature": 0}
     first = await visitor.ask("/v1/responses", {"input": visitor.text, **fields})
     path = f"/v1/responses/{first['id']}"
     await visitor.ask(f"{path}/input_items", method="GET")
@@ -107,7 +107,7 @@ async def _conversations(visitor: Visitor) -> None:
     item = {"type": "message", "role": "user", "content": visitor.text}
     made = await visitor.ask("/v1/conversations", {"items": [item]})
     path = f"/v1/conversations/{made['id']}"
-    body = {"input": "Hi", "conversation": made["id"], "max_output_tokens": 3}
+    body = {"input": "Hi", "conversation": made["id"], "max_output_tokens": 3, "temperature": 0}
     await visitor.ask("/v1/responses", {**body, **_streams(visitor)})
     await visitor.ask(f"{path}/items", {"items": [item]})
     listed = await visitor.ask(f"{path}/items?limit=2", method="GET")
