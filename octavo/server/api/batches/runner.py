@@ -61,6 +61,8 @@ class Runner:
     async def _run(self) -> None:
         while True:
             found = await asyncio.to_thread(self.store.all, BatchObject)
+            # What the disk says is over need not be remembered.
+            self._cancelled &= {batch.id for _, batch in found if not batch.is_over}
             open_ones = [pair for pair in found if not pair[1].is_over and pair[1].id not in self._cancelled]
             if not open_ones:
                 return
