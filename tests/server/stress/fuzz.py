@@ -28,6 +28,8 @@ ANSWERS = "octavo:http_responses_total"
 # Context of 64 tokens: a request without max_tokens then ends soon.
 OPTIONS = ("--num-blocks", "512", "--max-model-len", "64")
 KEEPS = ("--response-store-mib", "1", "--batch-dir")
+# Routes that only a model that embeds answers.
+POOLED = "embed|classify|pooling|score|rerank"
 
 
 def main() -> int:
@@ -40,6 +42,11 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, ServerProcess(*OPTIONS, *KEEPS, folder) as server:
         figures = measure(server, arguments.schemathesis, arguments.cases, arguments.bodies)
+    with ServerProcess(*OPTIONS, "--task", "embed") as server:
+        options = ("--include-path-regex", POOLED)
+        cases, failures = by_schema(server, arguments.schemathesis, arguments.cases // 5, *options)
+        failures += left_by(server)
+    figures |= {"cases_embedding": cases, "failures": figures["failures"] + failures}
     return report("fuzz", figures, arguments)
 
 
@@ -50,8 +57,7 @@ def measure(server: ServerProcess, schemathesis: Path, num_cases: int, num_bodie
     schema_s = time.monotonic() - begun
     statuses = by_hypothesis(server, num_bodies)
     failures += [f"{count} bodies had status {status}" for status, count in statuses.items() if status >= 500]
-    failures += [f"left: {left}" for left in [server.leftovers()] if left]
-    failures += ["the server has ended"] if server.process.poll() is not None else []
+    failures += left_by(server)
     return {
         "cases_by_schema": cases,
         "schema_s": schema_s,
@@ -62,11 +68,19 @@ def measure(server: ServerProcess, schemathesis: Path, num_cases: int, num_bodie
     }
 
 
-def by_schema(server: ServerProcess, schemathesis: Path, num_cases: int) -> tuple[int, list[str]]:
-    """Run schemathesis; return the cases it made, and its failures."""
+def left_by(server: ServerProcess) -> list[str]:
+    """Return what is wrong with a server that should have nothing to do."""
+    failures = [f"left: {left}" for left in [server.leftovers()] if left]
+    return failures + (["the server has ended"] if server.process.poll() is not None else [])
+
+
+def by_schema(
+    server: ServerProcess, schemathesis: Path, num_cases: int, *options: str
+) -> tuple[int, list[str]]:
+    """Run schemathesis with further options; return the cases it made, and its failures."""
     command = [str(schemathesis.absolute()), "run", f"{server.url}/openapi.json"]
     command += ["--checks", "not_a_server_error", "--continue-on-failure", "--no-color"]
-    command += ["--max-examples", str(num_cases // _num_bodies(server) + 1)]
+    command += ["--max-examples", str(num_cases // _num_operations(server) + 1), *options]
     command += ["--phases", "examples,coverage,fuzzing", "--generation-database", "none", "--seed", "1"]
     command += ["--suppress-health-check", "all", "--request-timeout", "30"]
     command += ["--max-time", str(MAX_SCHEMA_S)]
@@ -79,11 +93,9 @@ def by_schema(server: ServerProcess, schemathesis: Path, num_cases: int) -> tupl
     return cases, failures + ([f"only {cases} cases"] if cases < num_cases else [])
 
 
-def _num_bodies(server: ServerProcess) -> int:
-    """Return how many operations read a body; the others have next to nothing to draw."""
+def _num_operations(server: ServerProcess) -> int:
     with urllib.request.urlopen(f"{server.url}/openapi.json", timeout=30) as answer:
-        paths = json.load(answer)["paths"]
-    return sum("requestBody" in operation for path in paths.values() for operation in path.values())
+        return sum(map(len, json.load(answer)["paths"].values()))
 
 
 def by_hypothesis(server: ServerProcess, num_bodies: int) -> Counter[int]:
