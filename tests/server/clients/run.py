@@ -87,6 +87,7 @@ CLIENTS = (
     Client("codex", "@openai/codex", "npm", SMOLLM2),
     Client("claude_code", "@anthropic-ai/claude-code", "npm", SMOLLM2),
     Client("opencode", "opencode-ai", "npm", tools="opencode"),
+    Client("opencode", "opencode-ai", "npm", tools="opencode", session=True),
     Client("aider", "aider-chat", "aider", tools="aider"),
     Client("openai_agents", "openai-agents", "agents", tools="own"),
     Client("pydantic_ai", "pydantic-ai-slim", "agents", tools="own"),
@@ -161,8 +162,10 @@ def _run(client: Client, environments: Path) -> tuple[str, str, dict[str, float]
 
 def _hits(folder: Path) -> list[float]:
     """Return which share of the turn before, prompt and answer, each turn of a session found in the cache."""
-    lines = map(json.loads, (folder / "turns.jsonl").read_text().splitlines())
-    turns = [line for line in lines if line["turn"] >= 0]
+    lines = [json.loads(line) for line in (folder / "turns.jsonl").read_text().splitlines()]
+    # An agent may ask for a title beside its turns, in few words.
+    longest = max((line["prompt"] for line in lines), default=0)
+    turns = [line for line in lines if line["turn"] >= 0 and 2 * line["prompt"] > longest]
     return [
         after["cached"] / (before["prompt"] + before["answer"])
         for before, after in itertools.pairwise(turns)
