@@ -23,7 +23,7 @@ from stress_report import make_parser, report
 from wild_bodies import PATHS, bodies
 
 # schemathesis ends after so long, as some of what it draws asks for hundreds of answers.
-MAX_SCHEMA_S = 900
+MAX_SCHEMA_S = 400
 ANSWERS = "octavo:http_responses_total"
 # Context of 64 tokens: a request without max_tokens then ends soon.
 OPTIONS = ("--num-blocks", "512", "--max-model-len", "64")
