@@ -63,7 +63,7 @@ class Client:
         return f"{self.name} ({', '.join([self.tools or self.model or 'random', *more])})"
 
 
-# Claude Code begins its instructions with a line that changes, unless it is told not to.
+# Claude Code begins its instructions with a line for billing, unless it is told not to.
 NO_BILLING = "CLAUDE_CODE_ATTRIBUTION_HEADER=0"
 CLIENTS = (
     Client("langchain", "langchain-openai", "apps", SMOLLM2),
@@ -176,7 +176,7 @@ def _hits(folder: Path) -> list[float]:
 def misses(hits: Sequence[float]) -> list[str]:
     """Return what is wrong with a session: it had other turns, or one found too little of the one before."""
     if len(hits) != len(SESSION.turns):
-        return [f"{len(SESSION.turns) + 1} turns were asked for, {len(hits)} went on with the one before"]
+        return [f"{len(SESSION.turns)} turns were to go on with the one before, {len(hits)} did"]
     return [
         f"turn {number} found {share:.1%} of the turn before in the prefix cache, not {MIN_HITS:.0%}"
         for number, share in enumerate(hits, start=2)

@@ -22,4 +22,4 @@ def test_a_session_fails_by_the_turn_that_finds_too_little() -> None:
     assert misses([*hits[:4], 0.94, *hits[5:]]) == [
         "turn 6 found 94.0% of the turn before in the prefix cache, not 95%"
     ]
-    assert "10 went on" in misses(hits[1:])[0]
+    assert misses(hits[1:]) == ["11 turns were to go on with the one before, 10 did"]
