@@ -117,6 +117,18 @@ def test_a_batch_is_cancelled_and_keeps_its_answers(batch_server: LiveServer) ->
     eventually(lambda: not runner._cancelled)
 
 
+def test_what_is_removed_leaves_nothing_in_the_folder(tmp_path: Path) -> None:
+    kept = store.Store(tmp_path / "batches")
+    file = kept.upload("", "a", b"x")
+    fields = {"input_file_id": file.id, "endpoint": "/v1/completions", "completion_window": "24h"}
+    batch = kept.add_batch("", fields)
+    for part in ("out", "err"):
+        kept.path(f"{batch.id}.{part}").write_bytes(b"x")
+    kept.remove(file.id)
+    kept.remove(batch.id)
+    assert list((tmp_path / "batches").iterdir()) == []
+
+
 def test_a_batch_goes_on_after_a_restart(serve_tiny: Serve, tmp_path: Path) -> None:
     first = serve_tiny(batch_dir=str(tmp_path / "batches"))
     slow(first)

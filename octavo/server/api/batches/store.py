@@ -195,7 +195,8 @@ class Store:
 
     def remove(self, name: str) -> None:
         """Remove a file or a batch, by an id of ours. Idempotent."""
-        for path in self._folder.glob(f"{name}.*"):
+        # Patterns of names would stay in Python's caches, and each would read the whole folder.
+        for path in (self._described(name), *(self.path(name + part) for part in ("", ".out", ".err"))):
             path.unlink(missing_ok=True)
 
     def _described(self, name: str) -> Path:
