@@ -10,7 +10,7 @@ from octavo.server.api.chat import Answer, ChatEvents
 from octavo.server.api.logprobs import LogprobWriter
 from octavo.server.api.sse import EventStream
 from octavo.server.api.structs import ChatRequest
-from octavo.server.api.toolbox import Toolbox
+from octavo.server.api.tools.toolbox import Toolbox
 from octavo.server.generation import Generation
 from octavo.server.loop.jobs import Job
 from octavo.server.loop.output_stream import Readers, Stream

@@ -273,6 +273,21 @@ def test_a_system_turn_may_be_cleared_by_the_next_one_of_the_user() -> None:
         asked(messages=[note, HI])
 
 
+def test_what_may_be_cleared_stays_where_no_user_s_message_comes_after_it() -> None:
+    """Not even a message of the user's clears itself, so that something is left of every conversation."""
+    mine = {**HI, "clear_at": "next_user_message"}
+    theirs = {"role": "assistant", "content": "So.", "clear_at": "next_user_message"}
+    for given, expected in [
+        ([mine], ["user"]),
+        ([mine, mine], ["user"]),
+        ([mine, theirs, mine], ["user"]),
+        ([mine, theirs], ["user", "assistant"]),
+        ([theirs], ["assistant"]),
+        ([theirs, mine, {**theirs, "role": "system"}], ["user", "system"]),
+    ]:
+        assert [turn["role"] for turn in asked(messages=given)[0].messages] == expected
+
+
 def test_thinking_that_a_signature_carries_comes_back() -> None:
     def reasoning(**fields: Any) -> str | None:
         block = {"type": "thinking", "thinking": "", **fields}

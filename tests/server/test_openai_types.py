@@ -15,7 +15,7 @@ from typed_samples import samples
 
 from octavo.errors import OctavoError
 from octavo.server.api.responses.response_input import parse_response
-from octavo.server.api.toolbox import toolbox_of
+from octavo.server.api.tools.toolbox import toolbox_of
 from octavo.server.api_errors import ApiError
 from octavo.server.parsing.call_formats import hermes
 from octavo.server.parsing.formats import ModelFormats

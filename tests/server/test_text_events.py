@@ -13,7 +13,7 @@ from octavo.server.api import chat, completions
 from octavo.server.api.logprobs import LogprobWriter
 from octavo.server.api.sse import EventWriter
 from octavo.server.api.structs import ChatRequest, CompletionRequest
-from octavo.server.api.toolbox import Toolbox
+from octavo.server.api.tools.toolbox import Toolbox
 from octavo.server.parsing.formats import ModelFormats
 
 TEXTS = ["hello", ' "text" \\ \'', "", "\x00\n</script>", "😀 नमस्ते", "text", '"content":"text"', "é"]

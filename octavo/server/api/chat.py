@@ -27,7 +27,7 @@ from octavo.server.api.structs import (
     Usage,
     wish_of,
 )
-from octavo.server.api.toolbox import Toolbox, read_prompt, wished_variables
+from octavo.server.api.tools.toolbox import Toolbox, read_prompt, wished_variables
 from octavo.server.context import Context, new_id, note_left_out
 from octavo.server.entry.sending import Parts
 from octavo.server.generation import Generation, usage_of

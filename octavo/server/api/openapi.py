@@ -91,6 +91,11 @@ _OPERATIONS: tuple[tuple[str, str, str, _Struct | None, _Struct | None, bool], .
     ("get", "/version", "Which version is this?", None, server_info.Version, False),
     ("get", "/metrics", "Metrics for Prometheus", None, None, False),
 )
+_UPLOAD = {
+    "type": "object",
+    "properties": {"file": {"type": "string", "format": "binary"}, "purpose": {"const": "batch"}},
+    "required": ["file", "purpose"],
+}
 _ERRORS = ("400", "401", "403", "404", "408", "413", "415", "429", "500", "503")
 
 
@@ -117,6 +122,8 @@ def _document() -> bytes:
             place = {"in": "path", "required": True, "schema": {"type": "string"}}
             operation["parameters"] = [{"name": name, **place} for name in names]
         paths.setdefault(path, {})[method] = operation
+    form = {"required": True, "content": {"multipart/form-data": {"schema": _UPLOAD}}}
+    paths["/v1/files"]["post"]["requestBody"] = form
     key = {"type": "http", "scheme": "bearer"}
     other_key = {"type": "apiKey", "in": "header", "name": "x-api-key"}
     return msgspec.json.encode(

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from octavo.server.api.pooled.pooled_input import POOLED, read_body
 from octavo.server.api.pooled.pooled_structs import ClassifyRequest
-from octavo.server.api.toolbox import read_prompt
+from octavo.server.api.tools.toolbox import read_prompt
 from octavo.server.api_errors import as_api_error
 from octavo.server.reading.forms import (
     Outline,

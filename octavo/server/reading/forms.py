@@ -15,7 +15,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.server.api.prompt_tokens import Prompts
 from octavo.server.api.sampling import Defaults
 from octavo.server.api.structs import ChatRequest, CompletionRequest
-from octavo.server.api.toolbox import Toolbox
+from octavo.server.api.tools.toolbox import Toolbox
 from octavo.server.api_errors import ErrorDetail
 from octavo.server.config import ReasoningParser, ServerConfig, ToolCallParser
 from octavo.server.parsing.formats import ModelFormats, formats_of

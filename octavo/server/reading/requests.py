@@ -15,7 +15,7 @@ from octavo.server.api.body import decode
 from octavo.server.api.prompt_tokens import Prompts, Reading
 from octavo.server.api.sampling import Defaults, chat_params, completion_params
 from octavo.server.api.structs import MAX_PROMPTS, ChatRequest, CompletionRequest, SamplingFields
-from octavo.server.api.toolbox import Toolbox
+from octavo.server.api.tools.toolbox import Toolbox
 from octavo.server.api_errors import ApiError, refused
 from octavo.server.parsing.formats import ModelFormats
 

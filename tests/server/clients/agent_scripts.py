@@ -1,12 +1,12 @@
-"""Five tasks for coding agents: what lies in the folder, what the model says turn by turn, what must
-lie there at the end.
+"""Five tasks for coding agents, and a session of twelve turns: what lies in the folder, what the model says
+turn by turn, what must lie there at the end.
 
 A step is ("read", path), ("edit", path, old, new), ("write", path, text) or ("run", command). Each agent has
 tools of its own for these; a list of steps is one turn with several calls.
 """
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ Step = tuple[str, ...]
 # Markup of calls, quotes, backslashes and several bytes: all of it must arrive as it is.
 HOSTILE = 'x = "</tool_call> \\\\ \\"é😀\\" {a,b}"\n'
 ANSWER = "Done: the check passed."
+GO_ON = "Thank you. Now write down what the words mean."
 RUN = "python3 check.py"
 CHECK = "import add\n\nassert add.add(1, 2) == 3, add.add(1, 2)\nprint('passed')\n"
 WRONG, RIGHT = "def add(a, b):\n    return a - b\n", "def add(a, b):\n    return a + b\n"
@@ -28,7 +29,8 @@ class Task:
     Attributes:
         marker: stands in the request, and nowhere else.
         before, after: texts of files by name.
-        turns: steps of each turn but the last, which is an answer.
+        turns: steps of each turn but the last, which is an answer. One without steps is an answer, too, after
+            which the client says GO_ON.
     """
 
     marker: str
@@ -81,6 +83,26 @@ TASKS = (
         ),
         {"add.py": RIGHT, "words.txt": "one\nzwei\n"},
     ),
+)
+# Claude Code takes spaces from the ends of lines.
+WORDS = "".join(f"word {number} is a line of some words that are read and written\n" for number in range(60))
+SESSION = Task(
+    "task session",
+    {"add.py": WRONG, "check.py": CHECK, "words.txt": "one\ntwo\n", "long.txt": WORDS},
+    (
+        (("run", RUN),),
+        (("read", "add.py"), ("read", "check.py")),
+        REPAIR,
+        (("run", RUN),),
+        (("read", "long.txt"),),
+        (("write", "x.py", HOSTILE),),
+        (),
+        (("read", "words.txt"),),
+        (("edit", "words.txt", "two", "zwei"),),
+        (("write", "meaning.txt", WORDS),),
+        (("read", "x.py"), ("run", RUN)),
+    ),
+    {"add.py": RIGHT, "words.txt": "one\nzwei\n", "x.py": HOSTILE, "meaning.txt": WORDS},
 )
 
 
@@ -160,24 +182,29 @@ TOOLS: Mapping[str, Callable[[Step, Path], tuple[str, Call]]] = {
 """How agents call their tools."""
 
 
-def prepared(tools: str, folder: Path) -> tuple[dict[str, list[dict[str, Any]]], list[dict[str, Any]]]:
+def prepared(
+    tools: str, folder: Path, tasks: Sequence[Task] = TASKS
+) -> tuple[dict[str, list[dict[str, Any]]], list[dict[str, Any]]]:
     """Write the files that the tasks begin with.
 
     Args:
         tools: whose tools the model calls. With a driver's own each task is done twice, whole and streamed.
         folder: gets a folder for each task.
+        tasks: which ones.
 
     Returns:
         What the model says in each task by its marker, and what the client shall do.
     """
     script, jobs = {}, []
-    for task in TASKS:
+    for task in tasks:
         for streamed in (False, True) if TOOLS[tools] is _own else (True,):
             own = folder / f"{task.name}-{'streamed' if streamed else 'whole'}"
             own.mkdir()
             for name, text in task.before.items():
                 (own / name).write_text(text)
-            jobs.append({"request": task.request, "answer": ANSWER, "folder": str(own), "streamed": streamed})
+            job = {"request": task.request, "answer": ANSWER, "folder": str(own), "streamed": streamed}
+            jobs.append({**job, "resumed": False})
+            jobs += [{**job, "request": GO_ON, "resumed": True} for steps in task.turns if not steps]
             script[task.marker] = _turns(task, TOOLS[tools], own)
             if tools == "aider":
                 script[task.marker] = [{"thought": "Hm.", "text": _blocks(task)}, {"text": ANSWER}]
@@ -191,6 +218,9 @@ def prepared(tools: str, folder: Path) -> tuple[dict[str, list[dict[str, Any]]],
 def _turns(task: Task, tool: Callable[[Step, Path], tuple[str, Call]], folder: Path) -> list[dict[str, Any]]:
     turns: list[dict[str, Any]] = []
     for number, steps in enumerate(task.turns):
+        if not steps:
+            turns.append({"text": ANSWER})
+            continue
         calls = [dict(zip(("name", "arguments"), tool(step, folder), strict=True)) for step in steps]
         turns.append({"thought": f"Turn {number}.", "text": "I go on.", "calls": calls})
     return [*turns, {"text": ANSWER}]
@@ -199,7 +229,7 @@ def _turns(task: Task, tool: Callable[[Step, Path], tuple[str, Call]], folder: P
 def differences(folder: Path) -> list[str]:
     """Return what is not as it should be at the end, in all folders of tasks."""
     found = []
-    for task in TASKS:
+    for task in (*TASKS, SESSION):
         for own in sorted(folder.glob(f"{task.name}-*")):
             for name, text in task.after.items():
                 path = own / name

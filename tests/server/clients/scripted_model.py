@@ -94,7 +94,7 @@ FORMS = {
         ("<|return|>", "<|call|>"),
         tiny_harmony.TEMPLATE,
         _harmony,
-        lambda prompt: prompt.count("<|start|>functions."),
+        lambda prompt: prompt.count("<|start|>functions.") + prompt.count("<|channel|>final<"),
         has_one_call=True,
     ),
 }

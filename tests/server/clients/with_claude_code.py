@@ -18,10 +18,12 @@ VARIABLES = {
     "DISABLE_TELEMETRY": "1",
     "DISABLE_ERROR_REPORTING": "1",
     "DISABLE_AUTOUPDATER": "1",
+    **dict(pair.split("=") for pair in os.environ["OCTAVO_SETTING"].split()),
 }
 claude = ["node", f"{os.environ['OCTAVO_NPM']}/@anthropic-ai/claude-code/cli-wrapper.cjs"]
 for job in jobs():
     options = ["--permission-mode", "acceptEdits", "--allowedTools", "Bash"] if TOOLS else SHORT
+    options += ["--continue"] if job["resumed"] else []
     done = run_closed(
         [*claude, "-p", job["request"], *options], Path(job["folder"]), FOLDER / "home", VARIABLES
     )

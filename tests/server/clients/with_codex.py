@@ -61,7 +61,8 @@ codex = ["node", f"{os.environ['OCTAVO_NPM']}/@openai/codex/bin/codex.js"]
 variables = {"CODEX_HOME": str(settings), "OCTAVO_API_KEY": "none"}
 for job in jobs():
     # The folder of the test is the sandbox: Codex's own needs rights that few machines give.
-    options = ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", job["request"]]
+    options = ["exec", *(["resume", "--last"] if job["resumed"] else [])]
+    options += ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", job["request"]]
     done = run_closed([*codex, *options], Path(job["folder"]), home, variables)
     assert done.stdout.strip().endswith(job["answer"]), done.stdout
 print(f"{len(jobs())} tasks, tools: {TOOLS or 'none'}")

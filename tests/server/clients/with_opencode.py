@@ -34,6 +34,7 @@ VARIABLES = {
 }
 opencode = [f"{os.environ['OCTAVO_NPM']}/.bin/opencode", "run", "--pure"]
 for job in jobs():
-    done = run_closed([*opencode, job["request"]], Path(job["folder"]), FOLDER / "home", VARIABLES)
+    command = [*opencode, *(["--continue"] if job["resumed"] else []), job["request"]]
+    done = run_closed(command, Path(job["folder"]), FOLDER / "home", VARIABLES)
     assert job["answer"] in done.stdout, done.stdout
 print(f"{len(jobs())} tasks with read, edit, write and bash")

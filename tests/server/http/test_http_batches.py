@@ -109,9 +109,24 @@ def test_a_batch_is_cancelled_and_keeps_its_answers(batch_server: LiveServer) ->
     assert len(lines(batch_server, found["output_file_id"])) == found["request_counts"]["completed"] < 300
     eventually(lambda: batch_server.loop.stats().num_live == 0, 10)
     assert batch_server.http.get(f"/v1/batches/{batch['id']}").json() == found
-    # The next batch runs.
+    # The next batch runs, and nothing in memory grows with what was cancelled.
     following = begin(batch_server, upload(batch_server, requests(2))["id"])
     assert ended(batch_server, following["id"])["status"] == "completed"
+    runner = batch_server.gate.context.batches
+    assert runner is not None
+    eventually(lambda: not runner._cancelled)
+
+
+def test_what_is_removed_leaves_nothing_in_the_folder(tmp_path: Path) -> None:
+    kept = store.Store(tmp_path / "batches")
+    file = kept.upload("", "a", b"x")
+    fields = {"input_file_id": file.id, "endpoint": "/v1/completions", "completion_window": "24h"}
+    batch = kept.add_batch("", fields)
+    for part in ("out", "err"):
+        kept.path(f"{batch.id}.{part}").write_bytes(b"x")
+    kept.remove(file.id)
+    kept.remove(batch.id)
+    assert list((tmp_path / "batches").iterdir()) == []
 
 
 def test_a_batch_goes_on_after_a_restart(serve_tiny: Serve, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ SECTIONS = (
     (
         "Fields of chats and completions",
         ChatRequest,
-        ("chat.py", "sse.py", "sampling.py", "structs.py", "../reading/requests.py", "toolbox.py"),
+        ("chat.py", "sse.py", "sampling.py", "structs.py", "../reading/requests.py", "tools/toolbox.py"),
     ),
     (
         "Fields of chats and completions",

@@ -24,7 +24,7 @@ from octavo.server.api.prompt_tokens import Prompts
 from octavo.server.api.responses import response_input
 from octavo.server.api.responses.response_structs import ResponsesRequest
 from octavo.server.api.structs import ChatRequest, Tool
-from octavo.server.api.toolbox import Toolbox, rendered, toolbox_of
+from octavo.server.api.tools.toolbox import Toolbox, rendered, toolbox_of
 from octavo.server.parsing.formats import formats_of
 from octavo.tokenizer import Tokenizer
 

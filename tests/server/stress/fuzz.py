@@ -23,12 +23,13 @@ from stress_report import make_parser, report
 from wild_bodies import PATHS, bodies
 
 # schemathesis ends after so long, as some of what it draws asks for hundreds of answers.
-MAX_SCHEMA_S = 900
-# Operations that read a body; the others have next to nothing to draw.
-NUM_BODIES = 5
+MAX_SCHEMA_S = 400
 ANSWERS = "octavo:http_responses_total"
 # Context of 64 tokens: a request without max_tokens then ends soon.
 OPTIONS = ("--num-blocks", "512", "--max-model-len", "64")
+KEEPS = ("--response-store-mib", "1", "--batch-dir")
+# Routes that only a model that embeds answers.
+POOLED = "embed|classify|pooling|score|rerank"
 
 
 def main() -> int:
@@ -39,8 +40,13 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=5000)
     parser.add_argument("--bodies", type=int, default=10_000)
     arguments = parser.parse_args()
-    with ServerProcess(*OPTIONS) as server:
+    with tempfile.TemporaryDirectory() as folder, ServerProcess(*OPTIONS, *KEEPS, folder) as server:
         figures = measure(server, arguments.schemathesis, arguments.cases, arguments.bodies)
+    with ServerProcess(*OPTIONS, "--task", "embed") as server:
+        options = ("--include-path-regex", POOLED)
+        cases, failures = by_schema(server, arguments.schemathesis, arguments.cases // 5, *options)
+        failures += left_by(server)
+    figures |= {"cases_embedding": cases, "failures": figures["failures"] + failures}
     return report("fuzz", figures, arguments)
 
 
@@ -51,8 +57,7 @@ def measure(server: ServerProcess, schemathesis: Path, num_cases: int, num_bodie
     schema_s = time.monotonic() - begun
     statuses = by_hypothesis(server, num_bodies)
     failures += [f"{count} bodies had status {status}" for status, count in statuses.items() if status >= 500]
-    failures += [f"left: {left}" for left in [server.leftovers()] if left]
-    failures += ["the server has ended"] if server.process.poll() is not None else []
+    failures += left_by(server)
     return {
         "cases_by_schema": cases,
         "schema_s": schema_s,
@@ -63,16 +68,19 @@ def measure(server: ServerProcess, schemathesis: Path, num_cases: int, num_bodie
     }
 
 
-def by_schema(server: ServerProcess, schemathesis: Path, num_cases: int) -> tuple[int, list[str]]:
-    """Run schemathesis; return the cases it made, and its failures."""
-    command = [
-        str(schemathesis.absolute()),
-        "run",
-        f"{server.url}/openapi.json",
-        "--checks",
-        "not_a_server_error",
-    ]
-    command += ["--max-examples", str(num_cases // NUM_BODIES + 1), "--continue-on-failure", "--no-color"]
+def left_by(server: ServerProcess) -> list[str]:
+    """Return what is wrong with a server that should have nothing to do."""
+    failures = [f"left: {left}" for left in [server.leftovers()] if left]
+    return failures + (["the server has ended"] if server.process.poll() is not None else [])
+
+
+def by_schema(
+    server: ServerProcess, schemathesis: Path, num_cases: int, *options: str
+) -> tuple[int, list[str]]:
+    """Run schemathesis with further options; return the cases it made, and its failures."""
+    command = [str(schemathesis.absolute()), "run", f"{server.url}/openapi.json"]
+    command += ["--checks", "not_a_server_error", "--continue-on-failure", "--no-color"]
+    command += ["--max-examples", str(num_cases // _num_operations(server) + 1), *options]
     command += ["--phases", "examples,coverage,fuzzing", "--generation-database", "none", "--seed", "1"]
     command += ["--suppress-health-check", "all", "--request-timeout", "30"]
     command += ["--max-time", str(MAX_SCHEMA_S)]
@@ -83,6 +91,11 @@ def by_schema(server: ServerProcess, schemathesis: Path, num_cases: int) -> tupl
     cases = int(server.metrics()[ANSWERS] - before)
     failures = [] if done.returncode == 0 else [f"schemathesis: {done.stdout[-3000:]} {done.stderr[-500:]}"]
     return cases, failures + ([f"only {cases} cases"] if cases < num_cases else [])
+
+
+def _num_operations(server: ServerProcess) -> int:
+    with urllib.request.urlopen(f"{server.url}/openapi.json", timeout=30) as answer:
+        return sum(map(len, json.load(answer)["paths"].values()))
 
 
 def by_hypothesis(server: ServerProcess, num_bodies: int) -> Counter[int]:

@@ -21,6 +21,7 @@ from tiny_chat import write_model  # noqa: E402
 
 SMOLLM2 = "smollm2"
 _SAMPLE = re.compile(r"^([\w:]+)(?:\{.*\})? (\S+)$", re.MULTILINE)
+_FAILED = re.compile(r'^octavo:http_responses_total\{status="5\d\d"\} (\S+)$', re.MULTILINE)
 
 
 class ServerProcess:
@@ -67,7 +68,7 @@ class ServerProcess:
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
             line = self.process.stdout.readline() if selector.select(seconds) else b""
-        if b"is served at" not in line:
+        if b" at http://" not in line:
             errors = self.errors()
             self.__exit__()
             raise AssertionError(f"the server did not begin: {line!r} {errors}")
@@ -117,12 +118,18 @@ class ServerProcess:
 
     def metrics(self) -> dict[str, float]:
         """Every metric without its labels; of several with one name the sum."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
-            text = answer.read().decode()
         found: dict[str, float] = {}
-        for name, value in _SAMPLE.findall(text):
+        for name, value in _SAMPLE.findall(self._metrics_text()):
             found[name] = found.get(name, 0.0) + float(value)
         return found
+
+    def num_failed(self) -> int:
+        """How many answers had a status of 500 or more."""
+        return int(sum(float(number) for number in _FAILED.findall(self._metrics_text())))
+
+    def _metrics_text(self) -> str:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
+            return answer.read().decode()
 
     def leftovers(self, seconds: float = 60.0) -> dict[str, float]:
         """Wait until nothing runs; return what is left nevertheless, which is nothing in a sound server."""

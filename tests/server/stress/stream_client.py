@@ -72,8 +72,13 @@ class Answer:
 async def post(port: int, path: str, body: Any) -> Answer:
     """Send a request with a body of JSON; return when the status is there."""
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    return await exchange(port, f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    return await exchange(port, head_of("POST", path, len(data)) + data)
+
+
+def head_of(method: str, path: str, num_bytes: int, kind: str = "application/json") -> bytes:
+    """Return the head of a request whose body has so many bytes."""
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n"
+    return f"{head}Content-Length: {num_bytes}\r\n\r\n".encode()
 
 
 async def exchange(port: int, data: bytes) -> Answer:

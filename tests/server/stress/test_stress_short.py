@@ -1,12 +1,14 @@
 """Short forms of the scripts in this folder: what each shows must hold at any size."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import equality
 import hostile
 import pytest
 import signals
+import soak
 import streams
 from server_process import ServerProcess
 
@@ -27,6 +29,18 @@ def test_streamed_texts_are_the_whole_ones(server: ServerProcess) -> None:
     figures = equality.measure(server, num_prompts=3, num_tokens=16)
     assert figures["failures"] == []
     assert (figures["pairs"], figures["chars_not_ascii"] > 30) == (15, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "visits"), [(soak.OPTIONS, soak.VISITS), (soak.EMBEDS, soak.POOLED_VISITS)]
+)
+def test_visits_of_all_routes_that_may_end_anywhere(
+    options: tuple[str, ...], visits: dict[str, soak.Visit], tmp_path: Path
+) -> None:
+    with ServerProcess(*options, "--batch-dir", str(tmp_path / "batches")) as server:
+        found = soak.measure(server, 120, visits)
+    # Caches and pools still fill.
+    assert [failure for failure in found["failures"] if "memory grows" not in failure] == []
 
 
 def test_a_part_of_the_hostile_requests(server: ServerProcess) -> None:

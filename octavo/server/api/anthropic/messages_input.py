@@ -18,7 +18,7 @@ from octavo.server.api.left_out import SEARCH_TOOLS
 from octavo.server.api.prompt_tokens import Reading
 from octavo.server.api.sampling import Defaults, chat_params
 from octavo.server.api.structs import ChatRequest, JsonObject, JsonSchema, ResponseFormat
-from octavo.server.api.toolbox import rendered, toolbox_of
+from octavo.server.api.tools.toolbox import rendered, toolbox_of
 from octavo.server.api_errors import ApiError, refused
 from octavo.server.reading.requests import Answered, ChatInput, Materials, check_model
 
@@ -99,7 +99,7 @@ def _messages(fields: MessageFields, blocks: BlockReader) -> list[JsonObject]:
         )
     last_user = max((i for i, message in enumerate(fields.messages) if message.role == "user"), default=-1)
     for index, message in enumerate(fields.messages):
-        if message.clear_at != "next_user_message" or index > last_user:
+        if message.clear_at != "next_user_message" or index >= last_user:
             messages += blocks.turns(message, f"messages[{index}]")
     return messages
 

@@ -31,7 +31,7 @@ from octavo.server.api.responses.response_structs import (
     ResponseEvent,
 )
 from octavo.server.api.sse import EventWriter, json_response, named_event
-from octavo.server.api.toolbox import Toolbox
+from octavo.server.api.tools.toolbox import Toolbox
 from octavo.server.context import Context, new_id
 from octavo.server.generation import Generation
 from octavo.server.limits import while_present

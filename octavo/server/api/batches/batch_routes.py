@@ -124,23 +124,23 @@ def _found(context: Context, request: Request, kind: type[Found]) -> Found:
 
 
 async def _listed(context: Context, request: Request, kind: type[Found]) -> Response:
-    runner, query = _runner(context), request.query_params
+    store, query, mine = _runner(context).store, request.query_params, _holder(request)
     limit, newest_first = list_query(query, limit=100, most=10_000)
     purpose = query.get("purpose")
-    listed = await context.run(request, runner.store.all, kind)
-    own = [one for holder, one in listed if holder == _holder(request)]
-    if purpose is not None:
-        own = [one for one in own if isinstance(one, FileObject) and one.purpose == purpose]
+
+    def is_wanted(holder: str, one: FileObject | BatchObject) -> bool:
+        return holder == mine and (purpose is None or getattr(one, "purpose", None) == purpose)
+
+    names = [key.id for key in await context.run(request, store.keys, kind, is_wanted)]
     if not newest_first:
-        own.reverse()
+        names.reverse()
     if "after" in query:
-        names = [one.id for one in own]
         if query["after"] not in names:
             raise refused("after", "is none of the list; it may have been removed: begin again without it")
-        own = own[names.index(query["after"]) + 1 :]
-    page = own[:limit]
+        names = names[names.index(query["after"]) + 1 :]
+    page = await context.run(request, store.described, mine, names[:limit], kind)
     ends = {"first_id": page[0].id, "last_id": page[-1].id} if page else {"first_id": None, "last_id": None}
-    return json_response({"object": "list", "data": page, "has_more": len(page) < len(own), **ends})
+    return json_response({"object": "list", "data": page, "has_more": limit < len(names), **ends})
 
 
 def _parts(body: bytes, content_type: str) -> dict[str, tuple[str, bytes]]:

@@ -60,11 +60,14 @@ class Runner:
 
     async def _run(self) -> None:
         while True:
-            found = await asyncio.to_thread(self.store.all, BatchObject)
-            open_ones = [pair for pair in found if not pair[1].is_over and pair[1].id not in self._cancelled]
+            found = await asyncio.to_thread(self.store.keys, BatchObject, lambda _, batch: not batch.is_over)
+            # What the disk says is over need not be remembered.
+            self._cancelled &= {key.id for key in found}
+            open_ones = [key for key in found if key.id not in self._cancelled]
             if not open_ones:
                 return
-            holder, batch = open_ones[-1]
+            holder = open_ones[-1].holder
+            batch = self.store.get(holder, open_ones[-1].id, BatchObject)
             task = asyncio.ensure_future(self._answer(holder, batch))
             self._current = batch.id, task
             try:
@@ -141,12 +144,16 @@ class Runner:
         """Return the lines that a run before a restart has answered, and forget a line written halfway."""
         done: set[str | None] = set()
         counts, batch.request_counts.failed = batch.request_counts, 0
-        path, kept = self._part(batch, "out"), list[bytes]()
-        for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
+        # The answers may be far larger than memory.
+        with self._part(batch, "out").open("a+b") as file:
+            num_bytes = file.seek(0)
             with suppress(msgspec.MsgspecError):
-                done.add(msgspec.json.decode(line, type=BatchLine).custom_id)
-                kept.append(line)
-        path.write_bytes(b"".join(kept))
+                for line in file:
+                    custom_id = msgspec.json.decode(line, type=BatchLine).custom_id
+                    if line.endswith(b"\n"):
+                        done.add(custom_id)
+                        num_bytes += len(line)
+            file.truncate(num_bytes)
         # Lines with errors are tried again.
         self._part(batch, "err").write_bytes(b"")
         counts.completed = len(done)

@@ -9,9 +9,9 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -98,6 +98,14 @@ class Kept(Struct):
         return 0 if found is None else found.created_at
 
 
+class Key(NamedTuple):
+    """What a list remembers of a file or a batch. It sorts by age."""
+
+    created_at: int
+    id: str
+    holder: str
+
+
 Found = TypeVar("Found", FileObject, BatchObject)
 
 
@@ -128,8 +136,8 @@ class Store:
 
     def check_room(self, num_bytes: int = 0) -> None:
         """Check that there is room for one more file of a size. Raises as `upload`."""
-        kept = [one.file for one in self._all("file") if one.file is not None]
-        if len(kept) >= MAX_FILES or sum(file.bytes for file in kept) + num_bytes > MAX_BYTES:
+        sizes = [one.file.bytes for one in self._all("file") if one.file is not None]
+        if len(sizes) >= MAX_FILES or sum(sizes) + num_bytes > MAX_BYTES:
             text = f"the server keeps at most {MAX_FILES} files of {MAX_BYTES} bytes in all; delete some"
             raise ApiError(413, text, code="too_many_files")
 
@@ -154,13 +162,14 @@ class Store:
         Raises:
             ApiError: 429, there are too many that are not over.
         """
-        kept = self.all(BatchObject)
-        # Nobody can delete a batch, so the oldest one that is over makes room.
-        over = [one.id for _, one in kept if one.is_over]
-        if len(kept) >= MAX_BATCHES and over:
-            self.remove(over[-1])
-        elif len(kept) >= MAX_BATCHES:
-            raise ApiError(429, f"the server keeps at most {MAX_BATCHES} batches", code="too_many_batches")
+        num_kept = len(self.keys(BatchObject, lambda _, one: True))
+        if num_kept >= MAX_BATCHES:
+            # Nobody can delete a batch, so the oldest one that is over makes room.
+            over = self.keys(BatchObject, lambda _, one: one.is_over)
+            if not over:
+                text = f"the server keeps at most {MAX_BATCHES} batches"
+                raise ApiError(429, text, code="too_many_batches")
+            self.remove(over[-1].id)
         now = int(time.time())
         found = BatchObject(id=_new_id("batch"), created_at=now, expires_at=now + 24 * 3600, **batch)
         self.save(holder, found)
@@ -182,12 +191,28 @@ class Store:
             raise ApiError(404, f"there is no {kind.__name__[:-6].lower()} {name[:100]!r}", code="not_found")
         return found
 
-    def all(self, kind: type[Found]) -> list[tuple[str, Found]]:
-        """Return all files or batches with their senders, the newest first."""
-        prefix = kind.__name__[:-6].lower()
-        found = [(kept.holder, kept.file or kept.batch) for kept in self._all(prefix)]
-        listed = [(holder, one) for holder, one in found if isinstance(one, kind)]
-        return sorted(listed, key=lambda pair: (pair[1].created_at, pair[1].id), reverse=True)
+    def keys(self, kind: type[Found], is_wanted: Callable[[str, Found], bool]) -> list[Key]:
+        """Return the keys of the files or batches that are wanted, the newest first.
+
+        Only one file or batch is in memory at a time: threads that each decode a thousand would never give
+        their memory back.
+
+        Args:
+            kind: what to list.
+            is_wanted: gets the sender, and a file or a batch.
+        """
+        found = list[Key]()
+        for kept in self._all(kind.__name__[:-6].lower()):
+            one = kept.file or kept.batch
+            if isinstance(one, kind) and is_wanted(kept.holder, one):
+                found.append(Key(one.created_at, one.id, kept.holder))
+        return sorted(found, reverse=True)
+
+    def described(self, holder: str, names: Sequence[str], kind: type[Found]) -> list[Found]:
+        """Return a sender's files or batches by their names, without those that have just been removed."""
+        kept = [self._read(name) for name in names]
+        found = [one.file or one.batch for one in kept if one is not None and one.holder == holder]
+        return [one for one in found if isinstance(one, kind)]
 
     def path(self, name: str) -> Path:
         """Return the path of a file's content; `name` is an id of ours."""
@@ -195,7 +220,8 @@ class Store:
 
     def remove(self, name: str) -> None:
         """Remove a file or a batch, by an id of ours. Idempotent."""
-        for path in self._folder.glob(f"{name}.*"):
+        # Patterns of names would stay in Python's caches, and each would read the whole folder.
+        for path in (self._described(name), *(self.path(name + part) for part in ("", ".out", ".err"))):
             path.unlink(missing_ok=True)
 
     def _described(self, name: str) -> Path:
@@ -203,10 +229,12 @@ class Store:
 
     def _all(self, prefix: str) -> Iterator[Kept]:
         """Yield what is kept, and remove what is too old."""
-        for path in self._folder.glob(f"{prefix}-*.json"):
-            kept = self._read(path.stem) if _ID.fullmatch(path.stem) else None
+        for file in os.listdir(self._folder):
+            name, end = os.path.splitext(file)
+            is_one = end == ".json" and name.startswith(prefix) and _ID.fullmatch(name)
+            kept = self._read(name) if is_one else None
             if kept is not None and kept.created_at + KEPT_S < time.time():
-                self.remove(path.stem)
+                self.remove(name)
             elif kept is not None:
                 yield kept
 

@@ -13,7 +13,7 @@ from octavo.server.api.ollama.ollama_structs import GivenMessage, OllamaChat, Ol
 from octavo.server.api.prompt_tokens import Reading
 from octavo.server.api.sampling import chat_params
 from octavo.server.api.structs import ChatRequest, JsonObject, JsonSchema, ResponseFormat, Tool
-from octavo.server.api.toolbox import read_prompt, toolbox_of, wished_variables
+from octavo.server.api.tools.toolbox import read_prompt, toolbox_of, wished_variables
 from octavo.server.api_errors import ApiError, refused, refused_part
 from octavo.server.reading.forms import Tools, packed
 from octavo.server.reading.requests import Answered, Materials, check_model

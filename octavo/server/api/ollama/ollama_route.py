@@ -68,7 +68,7 @@ async def answer(context: Context, request: Request) -> Response:
     engine = context.engine
     told = Answer(context.model, found.is_chat, LogprobWriter(engine.tokenizer, found.params.logprobs or 0))
     if not found.prompt:
-        return _whole(told.line(SaidMessage(), done=True, done_reason="load"))
+        return json_response(told.line(SaidMessage(), done=True, done_reason="load"))
     prompt = unpacked(found.prompt)
     reader = None if found.raw else found.tools.box(context.materials.formats).reader()
     check_logprobs([prompt], found.params, engine.prompts.max_model_len, num_copies=1)
@@ -93,11 +93,7 @@ async def answer(context: Context, request: Request) -> Response:
         # The text may be long, or made to be slow to parse.
         return await context.run(request, partial(_said_whole, told, output, reader))
 
-    return _whole(await while_present(request, whole()))
-
-
-def _whole(line: Line) -> Response:
-    return json_response(line)
+    return json_response(await while_present(request, whole()))
 
 
 def _line(line: Line) -> bytes:

@@ -20,7 +20,7 @@ from octavo.server.api.responses.response_structs import (
     ResponseEvent,
 )
 from octavo.server.api.responses.response_tools import Names
-from octavo.server.api.toolbox import Toolbox
+from octavo.server.api.tools.toolbox import Toolbox
 from octavo.server.parsing.answer import AnswerReader, Reader, read_pieces
 from octavo.server.parsing.piece import Piece
 

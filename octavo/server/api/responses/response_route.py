@@ -28,7 +28,7 @@ from octavo.server.api.responses.response_structs import (
 )
 from octavo.server.api.responses.response_tools import names_of
 from octavo.server.api.sse import EventWriter, json_response, named_event
-from octavo.server.api.toolbox import Toolbox
+from octavo.server.api.tools.toolbox import Toolbox
 from octavo.server.api_errors import ApiError
 from octavo.server.context import Context, new_id
 from octavo.server.generation import Generation, usage_of
