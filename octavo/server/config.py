@@ -13,10 +13,10 @@ from octavo.errors import ConfigError
 from octavo.own_files import read_key_lines
 
 ToolCallParser = Literal[
-    "auto", "none", "hermes", "qwen3_coder", "glm45", "minimax", "llama3_json", "mistral", "harmony",
-    "response_template",
+    "auto", "none", "hermes", "qwen3_coder", "glm45", "minimax", "gemma4", "llama3_json", "mistral",
+    "harmony", "response_template",
 ]  # fmt: skip
-ReasoningParser = Literal["auto", "none", "think", "harmony", "response_template"]
+ReasoningParser = Literal["auto", "none", "think", "gemma4", "harmony", "response_template"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,6 +7,7 @@ from test_tool_calls import ADVERSARIAL
 
 from octavo.server.parsing.answer import AnswerReader, ReasoningReader
 from octavo.server.parsing.call_formats import (
+    GEMMA4,
     GLM45,
     LLAMA,
     MINIMAX,
@@ -19,7 +20,7 @@ from octavo.server.parsing.call_formats import (
 
 FORMATS = {
     "hermes": hermes(), "qwen3_coder": QWEN3_CODER, "llama3_json": LLAMA, "mistral": MISTRAL,
-    "mistral-list": MISTRAL_LIST, "glm45": GLM45, "minimax": MINIMAX,
+    "mistral-list": MISTRAL_LIST, "glm45": GLM45, "minimax": MINIMAX, "gemma4": GEMMA4,
 }  # fmt: skip
 SCHEMA = {"properties": {"cmd": {"type": "string"}, "list": {"type": "array"}}}
 

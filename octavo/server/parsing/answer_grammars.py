@@ -11,8 +11,10 @@ from typing import Any
 from octavo.engine.structured.compiler import choice_regex
 from octavo.errors import StructuredOutputError
 from octavo.sampling_params import StructuredOutput
-from octavo.server.parsing.call_formats import CallFormat, Markers, XmlFormat
+from octavo.server.parsing.call_formats import CallFormat, GemmaFormat, Markers, XmlFormat
 from octavo.server.parsing.custom.text_tool import lark_rules
+from octavo.server.parsing.gemma.gemma_call import QUOTE
+from octavo.server.parsing.gemma.gemma_grammar import gemma_rules
 from octavo.server.parsing.grammar_rules import (
     ANY_OBJECT,
     ANY_TEXT,
@@ -100,7 +102,7 @@ class GrammarWriter:
         rules = []
         for number, (name, schema) in enumerate(functions):
             call = row([self._texts(form, after), *self._call(form, f"arguments_{number}", name)])
-            rules += [f"call_{number}: {call}", *_arguments(form, f"arguments_{number}", schema)]
+            rules += [f"call_{number}: {call}", *self._arguments(form, f"arguments_{number}", schema)]
         one = f"({' | '.join(f'call_{number}' for number in range(len(functions)))})"
         separator = json.dumps(form.separator) if form.separator else ""
         another = row([separator, "" if form.is_list else begin, one])
@@ -128,6 +130,8 @@ class GrammarWriter:
         if isinstance(form, XmlFormat):
             named = f"{json.dumps(name + form.tags.end_name)} {form.tags.gap}"
             return [named, arguments, self._texts(form, form.end)]
+        if isinstance(form, GemmaFormat):
+            return [json.dumps(name), arguments, self._texts(form, form.end)]
         if form.arguments_key is None:
             return [json.dumps(name), self._literal("[ARGS]"), arguments]
         head = json.dumps(f'{{"name": {json.dumps(name)}, "{form.arguments_key}": ')
@@ -140,9 +144,20 @@ class GrammarWriter:
             self._literal(part) if part in form.markers else json.dumps(part) for part in parts if part
         )
 
+    def _arguments(self, form: CallFormat, rule: str, schema: Mapping[str, Any] | None) -> list[str]:
+        if isinstance(form, XmlFormat):
+            return parameter_rules(rule, schema, form.tags)
+        if isinstance(form, GemmaFormat):
+            return gemma_rules(rule, schema, self._literal(QUOTE))
+        return json_arguments(rule, schema)
+
     def _literal(self, marker: str) -> str:
-        special = self.special_id(marker)
-        return json.dumps(marker) if special is None else f"<[{special}]>"
+        """Return a marker, which may be a special token, or begin with one."""
+        head, end, tail = marker.partition(">")
+        for part, rest in ((marker, ""), (head + end, tail)):
+            if (special := self.special_id(part)) is not None:
+                return row([f"<[{special}]>", json.dumps(rest) if rest else ""])
+        return json.dumps(marker)
 
 
 def content_rule(content: StructuredOutput) -> str:
@@ -156,12 +171,6 @@ def content_rule(content: StructuredOutput) -> str:
         return f"/{choice_regex(content.choice)}/"
     assert content.regex is not None
     return pattern_terminal(content.regex)
-
-
-def _arguments(form: CallFormat, rule: str, schema: Mapping[str, Any] | None) -> list[str]:
-    if isinstance(form, XmlFormat):
-        return parameter_rules(rule, schema, form.tags)
-    return json_arguments(rule, schema)
 
 
 def json_arguments(rule: str, schema: Mapping[str, Any] | None) -> list[str]:

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from octavo.server.parsing.call_reader import CallReader
-from octavo.server.parsing.calls import HermesReader, LlamaReader, MistralReader, XmlReader
+from octavo.server.parsing.calls import GemmaReader, HermesReader, LlamaReader, MistralReader, XmlReader
+from octavo.server.parsing.gemma.gemma_call import QUOTE, gemma_text
 from octavo.server.parsing.xml_values import GLM_TAGS, MINIMAX_TAGS, QWEN_TAGS, XmlTags
 
 Function = tuple[str, Mapping[str, Any]]
@@ -106,6 +107,14 @@ class XmlFormat(CallFormat):
         return f"{self.begin}{name}{tags.end_name}\n{values}{self.end}"
 
 
+@dataclass(frozen=True, slots=True)
+class GemmaFormat(CallFormat):
+    """Gemma 4's calls, whose arguments are like JSON."""
+
+    def _written(self, name: str, arguments: object) -> str:
+        return f"{self.begin}{name}{gemma_text(arguments)}{self.end}"
+
+
 def hermes(markers: Markers = _TOOL_CALL) -> CallFormat:
     """Return Hermes's and Qwen's format, with these markers."""
     begin, end = markers
@@ -115,6 +124,14 @@ def hermes(markers: Markers = _TOOL_CALL) -> CallFormat:
 
 
 QWEN3_CODER, GLM45, MINIMAX = map(XmlFormat.of, (QWEN_TAGS, GLM_TAGS, MINIMAX_TAGS))
+GEMMA4 = GemmaFormat(
+    GemmaReader,
+    "<|tool_call>",
+    "<|tool_call>call:",
+    "<tool_call|>",
+    separator="",
+    markers=("<|tool_call>", "<tool_call|>", QUOTE),
+)
 LLAMA = CallFormat(
     LlamaReader,
     "<|python_tag|>",

@@ -25,8 +25,11 @@ class CallReader:
     """Divides content from tool calls. White space before a call, and between calls, is dropped.
 
     Attributes:
+        begins: how an object begins after its marker.
         num_calls: complete ones so far.
     """
+
+    begins = "{"
 
     def __init__(self, names: Set[str], *markers: str) -> None:
         """Start at the beginning of an answer.
@@ -100,8 +103,8 @@ class CallReader:
         """Look for the call's object. A repeated marker counts once."""
         if self._next() is None:
             return False
-        marker = marker_at(self._text, self._at, (*self._markers, "{"))
-        if marker == "{":
+        marker = marker_at(self._text, self._at, (*self._markers, self.begins))
+        if marker == self.begins:
             self._begin(self._new_object())
         elif marker:
             self._take(self._at + len(marker))
@@ -114,7 +117,7 @@ class CallReader:
         """Look for what follows an object."""
         raise NotImplementedError
 
-    def _new_object(self) -> CallObject:
+    def _new_object(self) -> CallBody:
         return CallObject()
 
     def _reading(self) -> bool:

@@ -1,4 +1,4 @@
-"""Readers of tool calls in the formats of Hermes, Qwen3-Coder, Llama and Mistral."""
+"""Readers of tool calls in the formats of Hermes, Gemma 4, Qwen3-Coder, Llama and Mistral."""
 
 import secrets
 import string
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from octavo.server.parsing.call_reader import CallReader
+from octavo.server.parsing.gemma.gemma_call import GemmaCall
 from octavo.server.parsing.json_call import CallObject
 from octavo.server.parsing.piece import CallBody, Piece, marker_at
 from octavo.server.parsing.xml_call import XmlCall
@@ -46,6 +47,18 @@ class HermesReader(CallReader):
         elif ends is not None:
             self._state = self._content
         return ends is not None
+
+
+class GemmaReader(HermesReader):
+    """<|tool_call>call:f{a:1}<tool_call|>: Gemma 4."""
+
+    begins = "call:"
+
+    def __init__(self, names: Set[str]) -> None:
+        super().__init__(names, ("<|tool_call>",), "<tool_call|>")
+
+    def _new_object(self) -> GemmaCall:
+        return GemmaCall()
 
 
 class XmlReader(HermesReader):

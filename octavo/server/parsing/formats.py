@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from octavo.errors import UnsupportedModelError
 from octavo.server.config import ReasoningParser, ToolCallParser
 from octavo.server.parsing.call_formats import (
+    GEMMA4,
     GLM45,
     LLAMA,
     MINIMAX,
@@ -35,11 +36,13 @@ _PLAIN = re.compile(r"(?:[^\\.^$*+?{}\[\]|()]|\\[^A-Za-z0-9])+")
 logger = logging.getLogger("octavo.server")
 
 _THINK: Markers = ("<think>", "</think>")
+_THOUGHT: Markers = ("<|channel>thought", "<channel|>")
 _READS_TOOLS = re.compile(r"\btools\b")
 # What other formats write between Hermes's markers.
 _NO_HERMES = ("<function=", "<arg_key>")
-# Formats in XML, and what the chat templates of their models write.
-_XML_FORMATS = {
+# Formats with markers of their own, which the chat templates of their models write.
+_MARKED_FORMATS: Mapping[str, tuple[CallFormat, tuple[str, ...]]] = {
+    "gemma4": (GEMMA4, ("<|tool_call>", "<tool_call|>")),
     "qwen3_coder": (QWEN3_CODER, ("<tool_call>", "<function=", "<parameter=")),
     "glm45": (GLM45, ("<tool_call>", "<arg_key>", "<arg_value>")),
     "minimax": (MINIMAX, ("<minimax:tool_call>", "<invoke name=", "<parameter name=")),
@@ -190,6 +193,12 @@ def formats_of(
         reasoning_parser == "auto" and reasoning is None and any(marker in source for marker in _THINK)
     ):
         reasoning = _THINK
+    if reasoning_parser == "gemma4" or (
+        reasoning_parser == "auto"
+        and reasoning is None
+        and all(marker in source for marker in ("<|channel>", _THOUGHT[1]))
+    ):
+        reasoning = _THOUGHT
     harmony = None
     if tokenizer is not None and _is_harmony(source) and calls is None and reasoning is None:
         reads_calls = shows_tools and tool_call_parser in ("auto", "harmony")
@@ -223,8 +232,8 @@ def _own_formats(tokenizer: Tokenizer | None) -> tuple[CallFormat | None, Marker
 def _by_name(name: str, source: str) -> CallFormat:
     if name == "hermes":
         return hermes()
-    if name in _XML_FORMATS:
-        return _XML_FORMATS[name][0]
+    if name in _MARKED_FORMATS:
+        return _MARKED_FORMATS[name][0]
     if name == "llama3_json":
         return LLAMA
     return MISTRAL if "[ARGS]" in source else MISTRAL_LIST
@@ -238,7 +247,7 @@ def _detected(source: str, shows_tools: bool) -> CallFormat | None:
         return hermes()
     if "[TOOL_CALLS]" in source:
         return _by_name("mistral", source)
-    for form, markers in _XML_FORMATS.values():
+    for form, markers in _MARKED_FORMATS.values():
         if all(marker in source for marker in markers):
             return form
     if "<tool_call>" in source and "arguments" in source and not any(text in source for text in _NO_HERMES):

@@ -14,10 +14,12 @@ from octavo.server.parsing.xml_values import ValueKind, XmlTags, referred
 
 Kind = TypeVar("Kind")
 
-_SAYS_NOTHING = frozenset(
+SAYS_NOTHING = frozenset(
     {"$comment", "$id", "$schema", "default", "deprecated", "description", "example", "examples", "title"}
 )
-_OF_OBJECTS = _SAYS_NOTHING | {
+"""Keywords that hold a value to nothing."""
+
+_OF_OBJECTS = SAYS_NOTHING | {
     "$defs",
     "additionalProperties",
     "definitions",
@@ -25,8 +27,8 @@ _OF_OBJECTS = _SAYS_NOTHING | {
     "required",
     "type",
 }
-_OF_TEXTS = _SAYS_NOTHING | {"maxLength", "minLength", "pattern", "type"}
-_OF_UNIONS = _SAYS_NOTHING | {"$ref", "anyOf", "oneOf", "type"}
+_OF_TEXTS = SAYS_NOTHING | {"maxLength", "minLength", "pattern", "type"}
+_OF_UNIONS = SAYS_NOTHING | {"$ref", "anyOf", "oneOf", "type"}
 _KEY = re.compile(r"[^<>\n]{1,256}")
 _MAX_REFERENCES = 16
 
@@ -50,16 +52,16 @@ def parameter_rules(rule: str, schema: Mapping[str, Any] | None, tags: XmlTags) 
             f"{rule}: ({key} {rule}_text {tags.gap})*",
             _text_rule(f"{rule}_text", _free_text(tags), tags),
         ]
-    _check(schema, _OF_OBJECTS)
-    required = _a(list, schema, "required") or []
-    properties = dict(_a(dict, schema, "properties") or {})
+    check_keywords(schema, _OF_OBJECTS)
+    required = typed(list, schema, "required") or []
+    properties = dict(typed(dict, schema, "properties") or {})
     properties |= {key: {} for key in required if key not in properties}
     parts, rules = [], []
     for number, (key, value) in enumerate(properties.items()):
         if not _KEY.fullmatch(str(key)):
-            _refuse(f"the parameter {str(key)[:100]!r}")
+            refuse(f"the parameter {str(key)[:100]!r}")
         if '"' in str(key) and tags.end_keys[0].startswith('"'):
-            _refuse(f"the parameter {str(key)[:100]!r}")
+            refuse(f"the parameter {str(key)[:100]!r}")
         part = f"{_end_key(f'{tags.parameter}{key}', tags)} {rule}_{number}"
         parts.append(part if key in required else f"({part})?")
         rules += _value_rules(f"{rule}_{number}", value, schema, tags)
@@ -80,15 +82,15 @@ def _value_rules(rule: str, schema: object, root: Mapping[str, Any], tags: XmlTa
     """Return the rules of one value and of the text around it."""
     for _ in range(_MAX_REFERENCES):
         if isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str):
-            _check(schema, _SAYS_NOTHING | {"$ref"})
+            check_keywords(schema, SAYS_NOTHING | {"$ref"})
             schema = referred(schema["$ref"], root)
     if schema is True:
         schema = {}
     if not isinstance(schema, Mapping):
-        _refuse(f"the schema {json.dumps(schema)[:100]}")
+        refuse(f"the schema {json.dumps(schema)[:100]}")
     kind = ValueKind.of(schema, root)
     types = kind.types
-    values = [schema["const"]] if "const" in schema else _a(list, schema, "enum")
+    values = [schema["const"]] if "const" in schema else typed(list, schema, "enum")
     if values is not None:
         return [_choice_rule(rule, values, kind, tags)]
     if types is not None and "string" not in types:
@@ -100,7 +102,8 @@ def _value_rules(rule: str, schema: object, root: Mapping[str, Any], tags: XmlTa
             f"{rule}_json: {json_rule({**schema, **shared})}",
         ]
     if types == {"string"} and _keywords(schema) <= _OF_TEXTS:
-        text = _terminal(schema, tags)
+        bounds = text_bounds(schema, tags.around)
+        text = bounds + without(tags.end_parameter, tags.parameter) if bounds else _free_text(tags)
     else:
         _check_union(schema, root)
         text = _free_text(tags)
@@ -114,10 +117,10 @@ def _choice_rule(rule: str, values: list[Any], kind: ValueKind, tags: XmlTags) -
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         is_misread = json.loads(kind.as_json(text)) != value
         if is_misread or tags.end_parameter in text or tags.parameter in text:
-            _refuse(f"the value {json.dumps(value)[:100]}")
+            refuse(f"the value {json.dumps(value)[:100]}")
         texts.append(json.dumps(f"{tags.around}{text}{tags.around}{tags.end_parameter}", ensure_ascii=False))
     if not texts:
-        _refuse("an empty enum")
+        refuse("an empty enum")
     return f"{rule}: ({' | '.join(texts)}) {tags.gap}"
 
 
@@ -126,23 +129,20 @@ def _text_rule(rule: str, terminal: str, tags: XmlTags) -> str:
     return f"{rule}[suffix={json.dumps(tags.end_parameter)}]: {terminal}"
 
 
-def _terminal(schema: Mapping[str, Any], tags: XmlTags) -> str:
-    """Return a terminal for a string by its schema, with white space around it if the schema bounds it."""
+def text_bounds(schema: Mapping[str, Any], around: str) -> str:
+    """Return a terminal for a string that its schema bounds, with white space around it; or no text."""
     bounds = []
     if "minLength" in schema or "maxLength" in schema:
-        least, most = _a(int, schema, "minLength") or 0, _a(int, schema, "maxLength")
+        least, most = typed(int, schema, "minLength") or 0, typed(int, schema, "maxLength")
         bounds.append(f"(?s:.{{{least},{'' if most is None else most}}})")
-    written = _a(str, schema, "pattern")
+    written = typed(str, schema, "pattern")
     if written is not None:
         pattern = translated(written)
         before = "" if pattern.startswith("^") else "(?s:.*)"
         after = "" if pattern.endswith("$") and not pattern.endswith(r"\$") else "(?s:.*)"
         inner = pattern[not before :] if after else pattern[not before : -1]
         bounds.append(f"{before}(?:{inner}){after}")
-    if not bounds:
-        return _free_text(tags)
-    terminals = " & ".join(pattern_terminal(f"{tags.around}{bound}{tags.around}") for bound in bounds)
-    return terminals + without(tags.end_parameter, tags.parameter)
+    return " & ".join(pattern_terminal(f"{around}{bound}{around}") for bound in bounds)
 
 
 def _check_union(schema: Mapping[str, Any], root: Mapping[str, Any]) -> None:
@@ -155,25 +155,26 @@ def _check_union(schema: Mapping[str, Any], root: Mapping[str, Any]) -> None:
             continue
         seen.add(id(part))
         if not isinstance(part, Mapping):
-            _refuse(f"the schema {json.dumps(part)[:100]}")
-        _check(part, _OF_UNIONS)
-        waiting += [*(_a(list, part, "anyOf") or ()), *(_a(list, part, "oneOf") or ())]
+            refuse(f"the schema {json.dumps(part)[:100]}")
+        check_keywords(part, _OF_UNIONS)
+        waiting += [*(typed(list, part, "anyOf") or ()), *(typed(list, part, "oneOf") or ())]
         if "$ref" in part:
             waiting.append(referred(part["$ref"], root))
 
 
-def _a(kind: type[Kind], schema: Mapping[str, Any], key: str) -> Kind | None:
+def typed(kind: type[Kind], schema: Mapping[str, Any], key: str) -> Kind | None:
     """Return a keyword's value, its type checked; None if the keyword is missing."""
     value = schema.get(key)
     if value is not None and type(value) is not kind:
-        _refuse(f"{key!r} of type {type(value).__name__}")
+        refuse(f"{key!r} of type {type(value).__name__}")
     return value
 
 
-def _check(schema: Mapping[str, Any], known: frozenset[str]) -> None:
+def check_keywords(schema: Mapping[str, Any], known: frozenset[str]) -> None:
+    """Refuse a schema with a keyword that is not known."""
     unknown = sorted(_keywords(schema) - known)
     if unknown:
-        _refuse(f"{unknown[0]!r} of a schema")
+        refuse(f"{unknown[0]!r} of a schema")
 
 
 def _keywords(schema: Mapping[str, Any]) -> set[str]:
@@ -185,5 +186,6 @@ def _keywords(schema: Mapping[str, Any]) -> set[str]:
     }
 
 
-def _refuse(what: str) -> NoReturn:
-    raise StructuredOutputError(f"{what} cannot be held to in this model's format, where values are texts")
+def refuse(what: str) -> NoReturn:
+    """Raise the error that names what no grammar can hold to."""
+    raise StructuredOutputError(f"{what} cannot be held to in this model's format")

@@ -18,6 +18,7 @@ from octavo.sampling_params import StructuredOutput
 from octavo.server.parsing.answer import AnswerReader, read_answer
 from octavo.server.parsing.answer_grammars import GrammarWriter, harmony_grammar
 from octavo.server.parsing.call_formats import (
+    GEMMA4,
     GLM45,
     LLAMA,
     MINIMAX,
@@ -33,7 +34,7 @@ from octavo.tokenizer import Tokenizer
 URL = "/v1/chat/completions"
 FORMATS = {
     "hermes": hermes(), "qwen3_coder": QWEN3_CODER, "llama3_json": LLAMA, "mistral": MISTRAL,
-    "mistral-list": MISTRAL_LIST, "glm45": GLM45, "minimax": MINIMAX,
+    "mistral-list": MISTRAL_LIST, "glm45": GLM45, "minimax": MINIMAX, "gemma4": GEMMA4,
 }  # fmt: skip
 SCHEMA = {
     "type": "object",

@@ -38,7 +38,6 @@ def lark_rules(rule: str, schema: Mapping[str, Any] | None, tags: XmlTags | None
     """
     if not isinstance(schema, TextParameters) or schema.lark is None:
         return None
-    _check(schema.lark)
     around = (f'{{"{INPUT}": "', '"}')
     last = ""
     if tags is not None:
@@ -46,18 +45,23 @@ def lark_rules(rule: str, schema: Mapping[str, Any] | None, tags: XmlTags | None
         last = tags.around or end[0]
         around = (begin, last, end if tags.around else end[1:])
     begin, *end = map(json.dumps, around)
-    source = written(schema.lark, in_json=tags is None, end=last)
-    return [f"{rule}: {begin} {rule}_text {' '.join(end)}", f"{rule}_text: %lark {{\n{source}\n}}"]
+    text = lark_text(f"{rule}_text", schema.lark, in_json=tags is None, end=last)
+    return [f"{rule}: {begin} {rule}_text {' '.join(end)}", text]
 
 
-def _check(source: str) -> None:
-    """Refuse what could end the block that the grammar is put into."""
+def lark_text(rule: str, source: str, *, in_json: bool, end: str) -> str:
+    """Return a rule of a text by its grammar in Lark, within JSON or before a text that ends it.
+
+    Raises:
+        StructuredOutputError: the grammar could end the block that it is put into, or cannot be within JSON.
+    """
     depth = 0
     for kind, text in tokens(source):
         if kind == "other":
             depth += text.count("{") - text.count("}")
         if depth < 0:
             raise StructuredOutputError("the grammar closes a brace that it has not opened")
+    return f"{rule}: %lark {{\n{written(source, in_json=in_json, end=end)}\n}}"
 
 
 def described(description: str | None, syntax: str | None, definition: str) -> str:
