@@ -98,7 +98,7 @@ class Context:
         self._queue_deadlines = Deadlines(config.queue_timeout_s)
         self._looks = Deadlines(time_to_look(config.sse_keep_alive_s, config.write_timeout_s))
         self._pool = FairThreads(_POOL_THREADS, "octavo-read")
-        self._reading = ReadingProcesses(self._outline)
+        self._reading = ReadingProcesses(self._outline, self.bodies.room_bytes)
 
     async def run(self, request: Request, work: Callable[..., Found], *arguments: object) -> Found:
         """Run slow work for a request in the pool, whose threads the senders of requests use in turns."""

@@ -91,22 +91,28 @@ def test_a_full_room_takes_from_who_has_most() -> None:
         turns, may_end = FairThreads(1, "test"), threading.Event()
         greedy = []
 
-        async def enter(sender: bytes) -> object:
-            turns.make_room(sender, 5)
-            return await turns.run(sender, may_end.wait, 60)
+        async def enter(sender: bytes, num_bytes: int) -> object:
+            turns.make_room(sender, num_bytes, 50)
+            return await turns.run(sender, may_end.wait, 60, num_bytes=num_bytes)
 
-        for _ in range(5):
-            greedy.append(asyncio.ensure_future(enter(b"g")))
+        # The first one runs, and five wait.
+        for _ in range(6):
+            greedy.append(asyncio.ensure_future(enter(b"g", 10)))
             await settle()
-        with pytest.raises(ApiError) as refused:
-            await enter(b"g")
-        assert refused.value.status == 429
-        other = asyncio.ensure_future(enter(b"a"))
+        for sender, num_bytes in ((b"g", 1), (b"a", 50)):
+            with pytest.raises(ApiError) as refused:
+                await enter(sender, num_bytes)
+            assert refused.value.status == 429
+        other = asyncio.ensure_future(enter(b"a", 15))
         await settle()
-        assert isinstance(greedy[-1].exception(), ApiError)
-        assert not any(one.done() for one in greedy[:-1])
+        assert all(isinstance(one.exception(), ApiError) for one in greedy[-2:])
+        assert not any(one.done() for one in greedy[:-2])
+        # What they leave is anybody's.
+        small = asyncio.ensure_future(enter(b"g", 5))
+        await settle()
         may_end.set()
-        assert all(await asyncio.gather(other, *greedy[:-1]))
+        assert all(await asyncio.gather(other, small, *greedy[:-2]))
+        assert not turns._waiting
         turns.close()
 
     asyncio.run(run())

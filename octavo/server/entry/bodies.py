@@ -142,12 +142,17 @@ class BodyBudget:
 
 
 class BodyReader:
-    """Reads the bodies of requests, with limits on one of them, on all together and on time."""
+    """Reads the bodies of requests, with limits on one of them, on all together and on time.
+
+    Attributes:
+        room_bytes: what all unfinished bodies may take together.
+    """
 
     def __init__(self, config: ServerConfig) -> None:
+        self.room_bytes = config.max_body_bytes * _NUM_LARGE_BODIES
         self._max_bytes = config.max_body_bytes
         self._max_values = config.max_body_values
-        self._budget = UploadBudget(config.max_body_bytes * _NUM_LARGE_BODIES)
+        self._budget = UploadBudget(self.room_bytes)
         self._timeout_s = config.body_timeout_s
         self._bytes_per_s = config.min_body_bytes_per_s
         # The whole time is cut into equal windows.

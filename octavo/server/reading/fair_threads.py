@@ -1,7 +1,7 @@
 """Threads for slow work, which senders take turns to use."""
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -26,17 +26,25 @@ class FairThreads:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
         self._num_threads = num_threads
         self._running: Counter[bytes] = Counter()
-        # The waiting senders in the order of their turns, each with its turns; no queue is empty.
-        self._waiting: dict[bytes, deque[_Turn]] = {}
+        # The waiting senders in the order of their turns, each with its turns and their bytes; none is empty.
+        self._waiting: dict[bytes, dict[_Turn, int]] = {}
 
-    async def run(self, sender: bytes, work: Callable[..., Found], *arguments: object) -> Found:
+    async def run(
+        self, sender: bytes, work: Callable[..., Found], *arguments: object, num_bytes: int = 0
+    ) -> Found:
         """Run slow work for a sender in a thread.
+
+        Args:
+            sender: whose time it takes.
+            work: what to run.
+            arguments: of the work.
+            num_bytes: what it keeps in memory while it waits; see `make_room`.
 
         Raises:
             ApiError: 429, it gave way to others; see `make_room`.
         """
         if self._waiting or not self._is_free_for(sender):
-            await self._wait(sender)
+            await self._wait(sender, num_bytes)
         else:
             self._running[sender] += 1
         events = asyncio.get_running_loop()
@@ -49,23 +57,23 @@ class FairThreads:
         running.add_done_callback(partial(self._note_end, found, sender))
         return await found
 
-    def make_room(self, sender: bytes, max_unfinished: int) -> None:
-        """Bound the unfinished work: the sender with the most waiting work loses its latest piece.
+    def make_room(self, sender: bytes, num_bytes: int, max_bytes: int) -> None:
+        """Bound the bytes of waiting work: the sender with the most of them loses its latest pieces.
 
         Raises:
             ApiError: 429, if that is this sender.
         """
-        waiting = {other: len(turns) for other, turns in self._waiting.items()}
-        if self._running.total() + sum(waiting.values()) < max_unfinished:
-            return
-        loser = max(waiting, key=lambda other: waiting[other], default=sender)
-        if waiting.get(loser, 0) <= waiting.get(sender, 0) + 1:
-            raise too_many_bodies()
-        turn = self._waiting[loser][-1]
-        self._forget(loser, turn)
-        if not turn.done():
-            # Otherwise its client has just left.
-            turn.set_exception(too_many_bodies())
+        waiting = Counter({other: sum(turns.values()) for other, turns in self._waiting.items()})
+        while waiting.total() + num_bytes > max_bytes:
+            loser = max(waiting, key=lambda other: waiting[other], default=sender)
+            if waiting[loser] <= waiting[sender] + num_bytes:
+                raise too_many_bodies()
+            turn = next(reversed(self._waiting[loser]))
+            waiting[loser] -= self._waiting[loser][turn]
+            self._forget(loser, turn)
+            if not turn.done():
+                # Otherwise its client has just left.
+                turn.set_exception(too_many_bodies())
 
     def start(self, work: Callable[[], Found]) -> Future[Found]:
         """Run work of the server itself, which nobody waits for."""
@@ -79,10 +87,10 @@ class FairThreads:
         running = self._running
         return running.total() < self._num_threads and running[sender] < max(1, self._num_threads - 1)
 
-    async def _wait(self, sender: bytes) -> None:
+    async def _wait(self, sender: bytes, num_bytes: int) -> None:
         """Wait until the sender gets a thread; the sender counts as running then."""
         turn: _Turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(sender, deque()).append(turn)
+        self._waiting.setdefault(sender, {})[turn] = num_bytes
         self._give_turns()
         try:
             await turn
@@ -97,8 +105,7 @@ class FairThreads:
     def _forget(self, sender: bytes, turn: _Turn) -> None:
         turns = self._waiting.get(sender)
         if turns is not None:
-            with suppress(ValueError):
-                turns.remove(turn)
+            turns.pop(turn, None)
             if not turns:
                 del self._waiting[sender]
 
@@ -109,7 +116,8 @@ class FairThreads:
             if sender is None:
                 return
             turns = self._waiting.pop(sender)
-            turn = turns.popleft()
+            turn = next(iter(turns))
+            del turns[turn]
             if turns:
                 # The sender goes to the end of the line.
                 self._waiting[sender] = turns

@@ -29,18 +29,19 @@ CPU_SECONDS, MEMORY_BYTES = 30.0, 4 << 30
 # These limits allow for a machine that is too busy to give a child its time.
 _WALL_S, _START_S = 120.0, 60.0
 _NUM_CHILDREN = 2
-_MAX_WAITING = 32
 
 
 class ReadingProcesses:
     """Reads long bodies in child processes, each started when it is first needed, or by `start`."""
 
-    def __init__(self, outline: Callable[[], Outline]) -> None:
+    def __init__(self, outline: Callable[[], Outline], max_waiting_bytes: int) -> None:
         """Start nothing yet.
 
         Args:
             outline: returns what a child has to know.
+            max_waiting_bytes: of the bodies that wait for a child.
         """
+        self._max_waiting_bytes = max_waiting_bytes
         self._outline = outline
         self._encoded_outline: bytes | None = None
         self._threads = FairThreads(_NUM_CHILDREN, "octavo-bodies")
@@ -63,11 +64,11 @@ class ReadingProcesses:
         """Read a sender's body that was sent to a path; senders take turns.
 
         Raises:
-            ApiError: why it is refused; 413 it takes too long, 429 too many wait.
+            ApiError: why it is refused; 413 it takes too long, 429 the bodies that wait are too large.
             NotReadyError: no process can be started, or it does not reply.
         """
-        self._threads.make_room(sender, _MAX_WAITING)
-        reply = await self._threads.run(sender, self._read, path, body)
+        self._threads.make_room(sender, len(body), self._max_waiting_bytes)
+        reply = await self._threads.run(sender, self._read, path, body, num_bytes=len(body))
         if isinstance(reply, Refusal):
             if reply.frames:
                 logger.error("a body could not be read\n%s", reply.frames)

@@ -1,7 +1,9 @@
 """/v1/files and /v1/batches: OpenAI's client, bounds, keys, cancelling, and a restart."""
 
 import json
+import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -127,6 +129,44 @@ def test_what_is_removed_leaves_nothing_in_the_folder(tmp_path: Path) -> None:
     kept.remove(file.id)
     kept.remove(batch.id)
     assert list((tmp_path / "batches").iterdir()) == []
+
+
+def store_of(folder: Path, num_batches: int) -> store.Store:
+    """Make a store of batches of 10 kB each."""
+    kept = store.Store(folder)
+    fields = {"input_file_id": "", "endpoint": "/v1/completions", "completion_window": "24h"}
+    for number in range(num_batches):
+        kept.add_batch("", {**fields, "metadata": {"number": str(number), "text": "x" * 10_000}})
+    return kept
+
+
+def test_a_list_holds_one_batch_at_a_time(tmp_path: Path) -> None:
+    kept = store_of(tmp_path / "batches", 100)
+    tracemalloc.start()
+    try:
+        keys = kept.keys(store.BatchObject, lambda _, batch: not batch.is_over)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(keys) == 100
+    assert keys == sorted(keys, reverse=True)
+    assert most < 200_000
+
+
+def test_names_of_batches_stay_out_of_pythons_table_of_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interned, intern = list[str](), sys.intern
+    kept = store_of(tmp_path / "batches", 3)
+    monkeypatch.setattr(sys, "intern", lambda text: interned.append(text) or intern(text))
+    keys = kept.keys(store.BatchObject, lambda holder, batch: True)
+    for key in keys:
+        kept.save("", kept.get("", key.id, store.BatchObject))
+    assert len(kept.described("", [key.id for key in keys], store.BatchObject)) == 3
+    kept.remove(keys[0].id)
+    assert [text for text in interned if "batch-" in text] == []
+    # A Path would.
+    assert kept.path(keys[1].id).name in interned
 
 
 def test_a_batch_goes_on_after_a_restart(serve_tiny: Serve, tmp_path: Path) -> None:
@@ -338,10 +378,19 @@ def test_thousands_of_answers_are_taken_up_in_a_moment(tmp_path: Path) -> None:
     line = (
         json.dumps({"id": "a", "custom_id": "b", "response": None, "error": None, "pad": "x" * 2000}) + "\n"
     )
-    kept.path(f"{batch.id}.out").write_text(line * 20_000)
-    begun = time.monotonic()
-    assert Runner(kept, None)._answered(batch) == {"b"}  # type: ignore[arg-type]
-    assert time.monotonic() - begun < 5
+    path = kept.path(f"{batch.id}.out")
+    # The last line was written halfway, or all but its end.
+    for rest in (line[:1000], line.rstrip("\n").replace('"b"', '"c"')):
+        path.write_text(line * 20_000 + rest)
+        tracemalloc.start()
+        try:
+            begun = time.monotonic()
+            assert Runner(kept, None)._answered(batch) == {"b"}  # type: ignore[arg-type]
+            assert time.monotonic() - begun < 5
+            assert tracemalloc.get_traced_memory()[1] < 1_000_000
+        finally:
+            tracemalloc.stop()
+        assert path.stat().st_size == 20_000 * len(line)
 
 
 HEADS = [

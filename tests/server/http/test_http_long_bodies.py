@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import pytest
 from http_helpers import LiveServer, chat, eventually
 from tool_cases import NAMED, TOOL
@@ -186,9 +188,44 @@ def test_a_body_that_takes_too_long_to_read_is_refused(
     assert reading(server).pids == []
 
 
-def test_too_many_long_bodies_are_refused(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_MAX_WAITING", 0)
-    assert long_chat(server) == 429
+def statuses(server: LiveServer, num: int, size: int) -> list[int]:
+    """Send so many bodies of a size at once, whose child is stopped until each is refused or waits."""
+    (pid,) = reading(server).pids
+    assert pid is not None
+    body = json.dumps({"prompt": [5, 6], "max_tokens": 1}).encode().ljust(size)
+
+    def send(_: int) -> int:
+        headers = {"Content-Type": "application/json"}
+        return httpx.post(server.url + TEXT, content=body, headers=headers, timeout=300).status_code
+
+    def have_come() -> bool:
+        waiting = sum(map(len, reading(server)._threads._waiting.values()))
+        return 1 + waiting + sum(one.done() for one in sent) == num
+
+    os.kill(pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(num) as pool:
+        try:
+            sent = [pool.submit(send, number) for number in range(num)]
+            eventually(have_come)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    return [one.result() for one in sent]
+
+
+def test_hundreds_of_long_bodies_of_a_sender_wait(server: LiveServer) -> None:
+    assert long_chat(server) == 200
+    assert statuses(server, 200, 40_000) == [200] * 200
+    server.assert_drained()
+
+
+def test_a_flood_of_large_bodies_is_refused(serve_tiny: Callable[..., LiveServer]) -> None:
+    server = serve_tiny(max_body_bytes=64 << 10)
+    assert long_chat(server) == 200
+    found = statuses(server, 60, 64 << 10)
+    # One is with the child, and 32 of the largest may wait.
+    assert set(found) == {200, 429}
+    assert found.count(200) <= 33
+    server.assert_drained()
 
 
 def test_processes_end_with_their_server(server: LiveServer) -> None:

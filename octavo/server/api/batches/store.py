@@ -10,6 +10,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -220,12 +221,14 @@ class Store:
 
     def remove(self, name: str) -> None:
         """Remove a file or a batch, by an id of ours. Idempotent."""
-        # Patterns of names would stay in Python's caches, and each would read the whole folder.
-        for path in (self._described(name), *(self.path(name + part) for part in ("", ".out", ".err"))):
-            path.unlink(missing_ok=True)
+        for end in (".json", ".data", ".out.data", ".err.data"):
+            with suppress(FileNotFoundError):
+                os.unlink(f"{self._folder}/{name}{end}")
 
-    def _described(self, name: str) -> Path:
-        return self._folder / f"{name}.json"
+    def _described(self, name: str) -> str:
+        # This is text, as a Path interns its name. After some 40,000 names Python builds its table of
+        # interned texts anew, which takes megabytes that stay with the thread that happens to do it.
+        return f"{self._folder}/{name}.json"
 
     def _all(self, prefix: str) -> Iterator[Kept]:
         """Yield what is kept, and remove what is too old."""
@@ -240,15 +243,17 @@ class Store:
 
     def _read(self, name: str) -> Kept | None:
         try:
-            return msgspec.json.decode(self._described(name).read_bytes(), type=Kept)
+            with open(self._described(name), "rb") as file:
+                return msgspec.json.decode(file.read(), type=Kept)
         except (OSError, msgspec.MsgspecError):
             # Another request may have removed it; a file that is none of ours is none.
             return None
 
     def _write(self, name: str, kept: Kept) -> None:
         path = self._described(name)
-        beside = path.with_suffix(f".{secrets.token_hex(4)}")
-        beside.write_bytes(msgspec.json.encode(kept))
+        beside = f"{path}.{secrets.token_hex(4)}"
+        with open(beside, "wb") as file:
+            file.write(msgspec.json.encode(kept))
         os.replace(beside, path)
 
 
