@@ -16,8 +16,14 @@ LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.we
 # It stands for ".experts.<number>." in the name of a tensor that stacks a projection of all experts.
 EXPERTS = ".experts.*."
 
-_NAME = re.compile(r"(?:blk\.(0|[1-9][0-9]{0,4})\.)?((?:nextn\.)?[a-z_]+)\.(weight|bias)")
-_OUTER_NAMES = {"token_embd": "embed_tokens", "output_norm": "norm"}
+_NAME = re.compile(r"(?:blk\.(0|[1-9][0-9]{0,4})\.)?((?:nextn\.)?[a-z_]+[12]?)\.(weight|bias|scale)")
+_OUTER_NAMES = {
+    "token_embd": "embed_tokens",
+    "output_norm": "norm",
+    "per_layer_token_embd": "embed_tokens_per_layer",
+    "per_layer_model_proj": "per_layer_model_projection",
+    "per_layer_proj_norm": "per_layer_projection_norm",
+}
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -43,10 +49,22 @@ _SHARED_NAMES = {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
+_GEMMA4_NAMES = {
+    "ffn_gate_up_exps": f"mlp{EXPERTS}gate_up_proj",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
 # Tensors that have no kind at the end of their name on Hugging Face.
 _BARE_NAMES = {
     "attn_sinks.weight": "self_attn.sinks",
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    "layer_output_scale.weight": "layer_scalar",
+    "ffn_gate_inp.scale": "mlp.gate.scale",
+    "ffn_down_exps.scale": "mlp.gate.per_expert_scale",
 }
 # With norms before and after each block, the norm before the feed-forward has another name.
 _FOUR_NORM_NAMES = {
@@ -89,6 +107,7 @@ class GGUFArchitecture:
         has_partial_rotary: a file may let rotate only a part of each head.
         wide_layers: number of layers of the one model in this family that scales attention by hidden size /
             heads instead of the head dimension; None: the family's config has no scale.
+        has_layers_of_two_kinds: layers with a window and those without one have heads of their own sizes.
         experts: how a file with experts is read; None: it has none.
     """
 
@@ -104,6 +123,7 @@ class GGUFArchitecture:
     has_long_rope: bool = False
     has_partial_rotary: bool = False
     wide_layers: int | None = None
+    has_layers_of_two_kinds: bool = False
     experts: GGUFExperts | None = None
 
     @property
@@ -267,6 +287,19 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
                 own_keys=_GEMMA_KEYS | {"attention.sliding_window_pattern", "rope.freq_base_swa"},
                 wide_layers=62,
             ),
+            GGUFArchitecture(
+                name="gemma4",
+                hf_name="Gemma4ForCausalLM",
+                layer_names=MappingProxyType({**_GEMMA_NAMES, **_EXPERT_NAMES, **_GEMMA4_NAMES}),
+                own_keys=_GEMMA_KEYS
+                | words(
+                    "attention.sliding_window_pattern attention.key_length_swa attention.value_length_swa",
+                    "attention.shared_kv_layers rope.freq_base_swa rope.dimension_count_swa",
+                    "embedding_length_per_layer_input",
+                ),
+                has_layers_of_two_kinds=True,
+                experts=GGUFExperts(config=MappingProxyType({"enable_moe_block": True})),
+            ),
         )
     }
 )
@@ -284,7 +317,7 @@ _MISSING: Mapping[str, str] = MappingProxyType(
                 "qwen35moe qwen3next rwkv6 rwkv7",
             ),
             ("factors that grow with depth are not supported", "minicpm"),
-            ("layers with heads and inputs of their own are not read from GGUF files", "gemma3n gemma4"),
+            ("several residual streams are not supported", "gemma3n"),
             (
                 "norms that subtract the mean are not supported",
                 "bloom cohere2 command-r falcon gpt2 gptneox mpt nemotron olmo orion phi2 phimoe stablelm "
@@ -333,7 +366,11 @@ def hugging_face_name(name: str, architecture: GGUFArchitecture, where: str) -> 
         bare = _BARE_NAMES.get(f"{stem}.{kind}") if architecture.experts else None
         if layer is not None and bare is not None:
             return f"model.layers.{layer}.{bare}"
-        if layer is not None and (stem in architecture.layer_names or stem.startswith("nextn.")):
+        if (
+            layer is not None
+            and kind != "scale"
+            and (stem in architecture.layer_names or stem.startswith("nextn."))
+        ):
             return f"model.layers.{layer}.{architecture.layer_names.get(stem, stem)}.{kind}"
         if layer is None and stem in _OUTER_NAMES:
             return f"model.{_OUTER_NAMES[stem]}.{kind}"

@@ -120,12 +120,17 @@ class GGUFWeights:
             return {name: replace(info, shape=(1, info.shape[-1]))}
         if not is_stack:
             return {name: info}
-        nbytes = info.nbytes // info.shape[0]
+        # The rows of an expert's gate stand before those of its up projection.
+        parts = ("gate_proj", "up_proj") if "gate_up_proj" in name else ("",)
+        num_rows, rest = divmod(info.shape[1], len(parts))
+        if rest:
+            raise WeightsError(f"{where}: expected {info.name} to have an even number of rows")
+        nbytes = info.nbytes // (info.shape[0] * len(parts))
         return {
-            name.replace(EXPERTS, f".experts.{expert}."): replace(
-                info, shape=info.shape[1:], offset=info.offset + expert * nbytes, nbytes=nbytes
+            name.replace(EXPERTS, f".experts.{number // len(parts)}.").replace("gate_up_proj", part): replace(
+                info, shape=(num_rows, *info.shape[2:]), offset=info.offset + number * nbytes, nbytes=nbytes
             )
-            for expert in range(info.shape[0])
+            for number, part in enumerate(parts * info.shape[0])
         }
 
     def _info(self, name: str) -> GGUFTensorInfo:
