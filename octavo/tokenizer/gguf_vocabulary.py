@@ -32,7 +32,7 @@ def read_gguf_vocabulary(metadata: Mapping[str, object], name: str) -> Vocabular
     _add_tokens(backend, fields.tokens, types, is_phi3=is_phi3)
     templates = _chat_templates(metadata, name)
     special_ids = special_token_ids(backend)
-    eos_token_ids = end_of_answer_ids(backend, templates.values(), special_ids, fields.end_ids)
+    eos_token_ids = end_of_answer_ids(backend, templates.values(), fields.end_ids)
     add_bos = fields.add_bos_token
     if add_bos is None:
         add_bos = fields.model in ("llama", "gemma4") or fields.pre in BOS_NAMES

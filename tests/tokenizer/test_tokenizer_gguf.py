@@ -244,6 +244,20 @@ def test_gemma4_ids_equal_those_of_its_merges():
         Tokenizer.from_gguf(metadata, "test")
 
 
+def test_gemma4_waits_for_the_results_of_tools():
+    metadata = gemma4_metadata() | {
+        "tokenizer.ggml.tokens": [*sentencepiece_pieces(), "<turn|>", "<|tool_response>"],
+        "tokenizer.ggml.token_type": [2, 3, 3]
+        + [6] * 256
+        + [1] * (len(sentencepiece_pieces()) - 259)
+        + [3, 4],
+        "tokenizer.chat_template": "{{ messages }}<turn|><|tool_response>",
+    }
+    del metadata["tokenizer.ggml.scores"]
+    first = len(sentencepiece_pieces())
+    assert Tokenizer.from_gguf(metadata, "test").eos_token_ids == {2, first, first + 1}
+
+
 def test_user_defined_tokens_are_matched_in_the_text():
     metadata = sentencepiece_metadata()
     pieces, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]

@@ -81,11 +81,22 @@ class GGUFExperts:
     Attributes:
         hf_name: "architectures" of the equivalent config.json; empty: the architecture's.
         config: fields of the config.json that the file lacks.
+        chosen_key: its key of the number of experts that a token goes to.
+        size_key: its key of the width of an expert.
+        scaling_key: its key of the factor of a token's router weights, or None.
+        shared_key: its key of the experts that every token goes to, their number or, if it ends in "size",
+            their width; None: there are none.
+        is_sigmoid: an expert's score is the sigmoid of its logit.
         may_be_dense: layers may have a feed-forward instead; those without a router do.
     """
 
     hf_name: str = ""
     config: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    chosen_key: str = "num_experts_per_tok"
+    size_key: str = "moe_intermediate_size"
+    scaling_key: str | None = None
+    shared_key: str | None = None
+    is_sigmoid: bool = False
     may_be_dense: bool = False
 
 
@@ -143,6 +154,8 @@ _POST_NORM_NAMES = MappingProxyType(
     {name: own for name, own in _LAYER_NAMES.items() if name not in ("attn_norm", "ffn_norm")}
     | {name: own for name, own in _FOUR_NORM_NAMES.items() if name != "ffn_norm"}
 )
+# The key of an expert's width where it is that of other families' feed-forwards.
+_DENSE_SIZE = "intermediate_size"
 _WINDOW_KEYS = frozenset({"attention.sliding_window", "attention.sliding_window_pattern"})
 # Factors that some architectures have -> their names in a config.json.
 MULTIPLIERS: Mapping[str, str] = MappingProxyType(
@@ -162,9 +175,7 @@ _EXPERT_KEYS = words(
 GROWTH_KEY = "attention.temperature_scale"
 _GEMMA_KEYS = frozenset({"attention.sliding_window", "final_logit_softcapping"})
 _GEMMA_NAMES = MappingProxyType(_LAYER_NAMES | _FOUR_NORM_NAMES)
-_MIXTURE = GGUFArchitecture(
-    name="", hf_name="", layer_names=_NAMES_WITH_SHARED, own_keys=_EXPERT_KEYS, experts=GGUFExperts()
-)
+_MIXTURE = GGUFArchitecture(name="", hf_name="", layer_names=_NAMES_WITH_SHARED, own_keys=_EXPERT_KEYS)
 ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
     {
         architecture.name: architecture
@@ -177,7 +188,7 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
                 # An old name of the order of rows that all files of this architecture have.
                 tensor_layouts=("reference", "Meta AI original pth"),
                 layer_names=_NAMES_WITH_EXPERTS,
-                experts=GGUFExperts(hf_name="MixtralForCausalLM"),
+                experts=GGUFExperts(hf_name="MixtralForCausalLM", size_key=_DENSE_SIZE),
             ),
             # Mistral Small 3; files with attention temperatures are Ministral 3's.
             GGUFArchitecture(
@@ -199,7 +210,7 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
                 name="olmoe",
                 hf_name="OlmoeForCausalLM",
                 layer_names=_NAMES_WITH_EXPERTS,
-                experts=GGUFExperts(),
+                experts=GGUFExperts(size_key=_DENSE_SIZE),
             ),
             GGUFArchitecture(
                 name="gpt-oss",
@@ -209,7 +220,7 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
                 sliding_window=128,
                 # The model was trained with this scaling, unlike others.
                 yarn=MappingProxyType({"truncate": False}),
-                experts=GGUFExperts(),
+                experts=GGUFExperts(size_key=_DENSE_SIZE),
             ),
             # Phi-4 and Phi-4-mini, too; the converter puts the gate's rows before those of up, as published.
             GGUFArchitecture(
@@ -249,12 +260,13 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
                 hf_name="GraniteMoeSharedForCausalLM",
                 interleaves_heads=True,
                 own_keys=frozenset(MULTIPLIERS) | _EXPERT_KEYS,
+                experts=GGUFExperts(size_key=_DENSE_SIZE, shared_key="shared_intermediate_size"),
             ),
             replace(
                 _MIXTURE,
                 name="qwen2moe",
                 hf_name="Qwen2MoeForCausalLM",
-                experts=GGUFExperts(may_be_dense=True),
+                experts=GGUFExperts(may_be_dense=True, shared_key="shared_expert_intermediate_size"),
             ),
             replace(
                 _MIXTURE,
@@ -262,9 +274,23 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
                 hf_name="Glm4MoeForCausalLM",
                 layer_names=_NAMES_WITH_POST_NORM,
                 has_partial_rotary=True,
+                experts=GGUFExperts(
+                    scaling_key="routed_scaling_factor", shared_key="n_shared_experts", is_sigmoid=True
+                ),
             ),
-            replace(_MIXTURE, name="ernie4_5-moe", hf_name="Ernie4_5_MoeForCausalLM"),
-            replace(_MIXTURE, name="minimax-m2", hf_name="MiniMaxM2ForCausalLM", has_partial_rotary=True),
+            replace(
+                _MIXTURE,
+                name="ernie4_5-moe",
+                hf_name="Ernie4_5_MoeForCausalLM",
+                experts=GGUFExperts(chosen_key="moe_k", shared_key="moe_num_shared_experts"),
+            ),
+            replace(
+                _MIXTURE,
+                name="minimax-m2",
+                hf_name="MiniMaxM2ForCausalLM",
+                has_partial_rotary=True,
+                experts=GGUFExperts(size_key=_DENSE_SIZE, is_sigmoid=True),
+            ),
             GGUFArchitecture(
                 name="seed_oss",
                 hf_name="SeedOssForCausalLM",
@@ -298,7 +324,9 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
                     "embedding_length_per_layer_input",
                 ),
                 has_layers_of_two_kinds=True,
-                experts=GGUFExperts(config=MappingProxyType({"enable_moe_block": True})),
+                experts=GGUFExperts(
+                    config=MappingProxyType({"enable_moe_block": True}), chosen_key="top_k_experts"
+                ),
             ),
         )
     }

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from octavo.errors import FileFormatError, UnsupportedModelError
-from octavo.models.families.registry import FAMILIES
 from octavo.models.formats.gguf.architectures import (
     GROWTH_KEY,
     LONG_FACTORS,
@@ -54,7 +53,6 @@ def gguf_to_hf_config(file: GGUFFile) -> dict[str, object]:
     count = num_layers(fields)
     config: dict[str, object] = {
         "architectures": [architecture.hf_name],
-        "model_type": FAMILIES[architecture.hf_name].model_type,
         "vocab_size": _vocab_size(file),
         "hidden_size": hidden_size,
         "intermediate_size": fields.per_layer("feed_forward_length", None, count)[0],
@@ -94,7 +92,7 @@ def _growth(fields: ArchitectureFields, config: Mapping[str, object]) -> dict[st
         raise UnsupportedModelError(f"{fields.where}: {GROWTH_KEY} is supported with rope scaling yarn only")
     same = dict.fromkeys(("mscale", "mscale_all_dim"), fields.number("rope.scaling.yarn_log_multiplier", 1.0))
     scaling |= {"llama_4_scaling_beta": fields.number(GROWTH_KEY), **same}
-    return {"architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3"}
+    return {"architectures": ["Ministral3ForCausalLM"]}
 
 
 def _head_dim(fields: ArchitectureFields, default: int) -> int:
@@ -148,27 +146,23 @@ def _experts(fields: ArchitectureFields) -> dict[str, object]:
     if experts is None or number == 0:
         fields.require_neutral({"expert_count": (0,), "expert_used_count": (0,)})
         return {}
-    family = FAMILIES[experts.hf_name or fields.architecture.hf_name]
-    own = family.experts
-    assert own is not None, f"{family.architecture} has no experts"
-    fields.require_neutral({"expert_gating_func": (0, 2 if own.is_sigmoid else 1)})
+    fields.require_neutral({"expert_gating_func": (0, 2 if experts.is_sigmoid else 1)})
     size = fields.integer("expert_feed_forward_length", fields.integer("feed_forward_length"))
     config = {
         **experts.config,
         **(_dense_layers(fields) if experts.may_be_dense else {}),
-        "architectures": [family.architecture],
-        "model_type": family.model_type,
+        "architectures": [experts.hf_name or fields.architecture.hf_name],
         "num_experts": number,
-        own.chosen_key: fields.integer("expert_used_count"),
-        own.size_key: size,
+        experts.chosen_key: fields.integer("expert_used_count"),
+        experts.size_key: size,
         **{key: fields.get(name) for key, name in _EXPERT_FIELDS.items() if fields.get(name) is not None},
     }
-    if own.scaling_key is not None:
-        config[own.scaling_key] = fields.number("expert_weights_scale", 1.0)
-    if own.shared_key is not None:
+    if experts.scaling_key is not None:
+        config[experts.scaling_key] = fields.number("expert_weights_scale", 1.0)
+    if experts.shared_key is not None:
         tensors = fields.file.tensors.items()
         width = next((each.shape[0] for name, each in tensors if name.endswith("_gate_shexp.weight")), 0)
-        config[own.shared_key] = width if own.shared_key.endswith("size") else width // size
+        config[experts.shared_key] = width if experts.shared_key.endswith("size") else width // size
     return config
 
 
