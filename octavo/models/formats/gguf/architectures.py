@@ -7,14 +7,23 @@ from types import MappingProxyType
 
 from octavo.errors import FileFormatError, UnsupportedModelError, suggest
 from octavo.models.config_fields import words
+from octavo.models.formats.gguf.tensor_names import (
+    EXPERT_NAMES,
+    FOUR_NORM_NAMES,
+    FUSED_NAMES,
+    GEMMA4_NAMES,
+    LAYER_NAMES,
+    NAMES_WITH_EXPERTS,
+    NAMES_WITH_POST_NORM,
+    NAMES_WITH_SHARED,
+    POST_NORM_NAMES,
+)
 
 # Divisors of the rotary frequencies; they become part of the config.
 ROPE_FACTORS = "rope_freqs.weight"
 # LongRoPE's divisors, for texts beyond the context that a model was first trained on, and within it.
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 
-# It stands for ".experts.<number>." in the name of a tensor that stacks a projection of all experts.
-EXPERTS = ".experts.*."
 
 _NAME = re.compile(r"(?:blk\.(0|[1-9][0-9]{0,4})\.)?((?:nextn\.)?[a-z_]+[12]?)\.(weight|bias|scale)")
 _OUTER_NAMES = {
@@ -24,40 +33,6 @@ _OUTER_NAMES = {
     "per_layer_model_proj": "per_layer_model_projection",
     "per_layer_proj_norm": "per_layer_projection_norm",
 }
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_EXPERT_NAMES = {
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": f"mlp{EXPERTS}gate_proj",
-    "ffn_up_exps": f"mlp{EXPERTS}up_proj",
-    "ffn_down_exps": f"mlp{EXPERTS}down_proj",
-}
-_SHARED_NAMES = {
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-}
-_GEMMA4_NAMES = {
-    "ffn_gate_up_exps": f"mlp{EXPERTS}gate_up_proj",
-    "post_ffw_norm_1": "post_feedforward_layernorm_1",
-    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
-    "post_ffw_norm_2": "post_feedforward_layernorm_2",
-    "inp_gate": "per_layer_input_gate",
-    "proj": "per_layer_projection",
-    "post_norm": "post_per_layer_input_norm",
-}
 # Tensors that have no kind at the end of their name on Hugging Face.
 _BARE_NAMES = {
     "attn_sinks.weight": "self_attn.sinks",
@@ -65,12 +40,6 @@ _BARE_NAMES = {
     "layer_output_scale.weight": "layer_scalar",
     "ffn_gate_inp.scale": "mlp.gate.scale",
     "ffn_down_exps.scale": "mlp.gate.per_expert_scale",
-}
-# With norms before and after each block, the norm before the feed-forward has another name.
-_FOUR_NORM_NAMES = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
 }
 
 
@@ -127,7 +96,7 @@ class GGUFArchitecture:
     interleaves_heads: bool = False
     tensor_layouts: tuple[str, ...] = ("reference",)
     norm_offset: float = 0.0
-    layer_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(_LAYER_NAMES))
+    layer_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(LAYER_NAMES))
     own_keys: frozenset[str] = frozenset()
     sliding_window: int | None = None
     yarn: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
@@ -143,17 +112,6 @@ class GGUFArchitecture:
         return frozenset({LONG_FACTORS, SHORT_FACTORS} if self.has_long_rope else {ROPE_FACTORS})
 
 
-_NAMES_WITH_EXPERTS = MappingProxyType(_LAYER_NAMES | _EXPERT_NAMES)
-_NAMES_WITH_SHARED = MappingProxyType(_NAMES_WITH_EXPERTS | _SHARED_NAMES)
-_NAMES_WITH_POST_NORM = MappingProxyType(
-    {name: own for name, own in _NAMES_WITH_SHARED.items() if name != "ffn_norm"}
-    | {"post_attention_norm": "post_attention_layernorm"}
-)
-_FUSED_NAMES = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
-_POST_NORM_NAMES = MappingProxyType(
-    {name: own for name, own in _LAYER_NAMES.items() if name not in ("attn_norm", "ffn_norm")}
-    | {name: own for name, own in _FOUR_NORM_NAMES.items() if name != "ffn_norm"}
-)
 # The key of an expert's width where it is that of other families' feed-forwards.
 _DENSE_SIZE = "intermediate_size"
 _WINDOW_KEYS = frozenset({"attention.sliding_window", "attention.sliding_window_pattern"})
@@ -174,8 +132,8 @@ _EXPERT_KEYS = words(
 # Of Ministral 3: queries grow with their position.
 GROWTH_KEY = "attention.temperature_scale"
 _GEMMA_KEYS = frozenset({"attention.sliding_window", "final_logit_softcapping"})
-_GEMMA_NAMES = MappingProxyType(_LAYER_NAMES | _FOUR_NORM_NAMES)
-_MIXTURE = GGUFArchitecture(name="", hf_name="", layer_names=_NAMES_WITH_SHARED, own_keys=_EXPERT_KEYS)
+_GEMMA_NAMES = MappingProxyType(LAYER_NAMES | FOUR_NORM_NAMES)
+_MIXTURE = GGUFArchitecture(name="", hf_name="", layer_names=NAMES_WITH_SHARED, own_keys=_EXPERT_KEYS)
 ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
     {
         architecture.name: architecture
@@ -187,7 +145,7 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
                 interleaves_heads=True,
                 # An old name of the order of rows that all files of this architecture have.
                 tensor_layouts=("reference", "Meta AI original pth"),
-                layer_names=_NAMES_WITH_EXPERTS,
+                layer_names=NAMES_WITH_EXPERTS,
                 experts=GGUFExperts(hf_name="MixtralForCausalLM", size_key=_DENSE_SIZE),
             ),
             # Mistral Small 3; files with attention temperatures are Ministral 3's.
@@ -200,7 +158,7 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
             GGUFArchitecture(
                 name="qwen3moe",
                 hf_name="Qwen3MoeForCausalLM",
-                layer_names=_NAMES_WITH_EXPERTS,
+                layer_names=NAMES_WITH_EXPERTS,
                 experts=GGUFExperts(
                     config=MappingProxyType({"norm_topk_prob": True}),
                     may_be_dense=True,
@@ -209,13 +167,13 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
             GGUFArchitecture(
                 name="olmoe",
                 hf_name="OlmoeForCausalLM",
-                layer_names=_NAMES_WITH_EXPERTS,
+                layer_names=NAMES_WITH_EXPERTS,
                 experts=GGUFExperts(size_key=_DENSE_SIZE),
             ),
             GGUFArchitecture(
                 name="gpt-oss",
                 hf_name="GptOssForCausalLM",
-                layer_names=_NAMES_WITH_POST_NORM,
+                layer_names=NAMES_WITH_POST_NORM,
                 own_keys=frozenset({"attention.sliding_window"}),
                 sliding_window=128,
                 # The model was trained with this scaling, unlike others.
@@ -226,7 +184,7 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
             GGUFArchitecture(
                 name="phi3",
                 hf_name="Phi3ForCausalLM",
-                layer_names=MappingProxyType(_LAYER_NAMES | _FUSED_NAMES),
+                layer_names=MappingProxyType(LAYER_NAMES | FUSED_NAMES),
                 own_keys=frozenset({"attention.sliding_window"}),
                 has_long_rope=True,
                 has_partial_rotary=True,
@@ -239,13 +197,13 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
             GGUFArchitecture(
                 name="olmo2",
                 hf_name="Olmo3ForCausalLM",
-                layer_names=_POST_NORM_NAMES,
+                layer_names=POST_NORM_NAMES,
                 own_keys=_WINDOW_KEYS,
             ),
             GGUFArchitecture(
                 name="exaone4",
                 hf_name="Exaone4ForCausalLM",
-                layer_names=_POST_NORM_NAMES,
+                layer_names=POST_NORM_NAMES,
                 own_keys=_WINDOW_KEYS,
             ),
             GGUFArchitecture(
@@ -272,7 +230,7 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
                 _MIXTURE,
                 name="glm4moe",
                 hf_name="Glm4MoeForCausalLM",
-                layer_names=_NAMES_WITH_POST_NORM,
+                layer_names=NAMES_WITH_POST_NORM,
                 has_partial_rotary=True,
                 experts=GGUFExperts(
                     scaling_key="routed_scaling_factor", shared_key="n_shared_experts", is_sigmoid=True
@@ -294,7 +252,7 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
             GGUFArchitecture(
                 name="seed_oss",
                 hf_name="SeedOssForCausalLM",
-                layer_names=_NAMES_WITH_POST_NORM,
+                layer_names=NAMES_WITH_POST_NORM,
             ),
             GGUFArchitecture(
                 name="gemma2",
@@ -316,7 +274,7 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
             GGUFArchitecture(
                 name="gemma4",
                 hf_name="Gemma4ForCausalLM",
-                layer_names=MappingProxyType({**_GEMMA_NAMES, **_EXPERT_NAMES, **_GEMMA4_NAMES}),
+                layer_names=MappingProxyType({**_GEMMA_NAMES, **EXPERT_NAMES, **GEMMA4_NAMES}),
                 own_keys=_GEMMA_KEYS
                 | words(
                     "attention.sliding_window_pattern attention.key_length_swa attention.value_length_swa",

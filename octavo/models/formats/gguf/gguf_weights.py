@@ -9,12 +9,13 @@ from torch import Tensor
 
 from octavo.errors import ConfigError, FileFormatError, WeightsError
 from octavo.forms.base import Storage
-from octavo.models.formats.gguf.architectures import EXPERTS, find_architecture, hugging_face_name
+from octavo.models.formats.gguf.architectures import find_architecture, hugging_face_name
 from octavo.models.formats.gguf.dequantize import decode_blocks, require_decodable
 from octavo.models.formats.gguf.fields import ArchitectureFields
 from octavo.models.formats.gguf.file import GGUFFile
 from octavo.models.formats.gguf.gguf_blocks import GGUFBlocks, quantised_of, read_as_stored, storage_of
 from octavo.models.formats.gguf.header import GGUFTensorInfo
+from octavo.models.formats.gguf.tensor_names import EXPERTS
 from octavo.models.one_thread import one_thread
 from octavo.models.weights import CPU, Part, missing_tensor, slice_bounds
 
