@@ -28,7 +28,7 @@ _VOCABULARY = 65536
 def random_int4() -> Iterator[None]:
     """Let engines that are built meanwhile have such weights."""
     with (
-        patch("octavo.models.builder.make_linear", _linear),
+        patch("octavo.models.building.packing.make_linear", _linear),
         patch("octavo.models.builder.read_stacked", _experts),
     ):
         yield

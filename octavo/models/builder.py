@@ -4,84 +4,38 @@ One weight is finished before the next one is read.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from octavo.forms.base import QuantisedWeight
-from octavo.gemm.cpu.block_linear import AnyBlocks, BlockLinear, TiledBlocks, tiled_on_cpu
-from octavo.gemm.cpu.huge_pages import HugePages, return_freed_memory
-from octavo.gemm.linear import Linear, PlainLinear
-from octavo.gemm.make_linear import make_invariant_linear, make_linear, make_quantised_linear, stacks_experts
+from octavo.gemm.cpu.block_linear import BlockLinear, TiledBlocks
+from octavo.gemm.cpu.huge_pages import return_freed_memory
+from octavo.gemm.linear import PlainLinear
+from octavo.gemm.make_linear import make_invariant_linear, stacks_experts
 from octavo.layers import (
-    AttentionLayer,
     BlockInput,
     BlockOutput,
     Embedding,
     FeedForward,
-    HeadRMSNorm,
-    LayerOptions,
     LMHead,
     Pooler,
     RMSNorm,
-    WideQKNorm,
-    interleave_halves,
-    vocabulary_shard,
 )
 from octavo.layers.expert_feed_forward import DenseAndExperts, ExpertFeedForward, SharedExpert
 from octavo.layers.experts import Experts, ListedExperts
 from octavo.layers.layer_inputs import InputBlock, LayerInputs
 from octavo.layers.router import Router, Scoring
-from octavo.models.checkpoint import Checkpoint
+from octavo.models.building.attention import Attention
 from octavo.models.decoder import DecoderLayer
 from octavo.models.experts.experts_config import ExpertsConfig, expert_part, names_expert_parallel
 from octavo.models.experts.loading import ExpertShape, read_stacked
-from octavo.models.model_config import ModelConfig
-from octavo.models.parameters import EXPERT_NORMS, projections
-from octavo.models.weights import Part
-from octavo.parallel import TensorParallel, shard_heads, shard_range
+from octavo.models.parameters import EXPERT_NORMS
+from octavo.parallel import TensorParallel, shard_range
 
 
-@dataclass(frozen=True, slots=True)
-class _Heads:
-    """A rank's heads of one layer: their ranges and dimension, and the projections that the layer has."""
-
-    query: range
-    kv: range
-    head_dim: int
-    own: tuple[str, ...]
-
-    def rows(self, heads: range) -> slice:
-        """Return the rows of some heads in their projection."""
-        return slice(heads.start * self.head_dim, heads.stop * self.head_dim)
-
-
-class Builder:
+class Builder(Attention):
     """Makes a rank's modules, in the order of parameter_shapes."""
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        checkpoint: Checkpoint,
-        parallel: TensorParallel,
-        quantization: str,
-        deterministic: bool,
-    ) -> None:
-        self._config = config
-        self._checkpoint = checkpoint
-        self._parallel = parallel
-        self._quantization = quantization
-        self._matrix_dtype = torch.bfloat16 if quantization == "bf16" else checkpoint.dtype
-        self._deterministic = deterministic
-        # They hold weights that a CPU multiplies in their blocks.
-        self._pages = HugePages()
-        # Reads matrices whole.
-        self._single = self
-        if parallel.size > 1:
-            self._single = Builder(config, checkpoint, TensorParallel(), quantization, deterministic)
 
     def layer_inputs(self) -> LayerInputs | None:
         """What gives each layer an embedding of a token, whole on every rank; None: layers have none."""
@@ -143,13 +97,6 @@ class Builder:
             norm, make_invariant_linear(weight) if self._deterministic else PlainLinear(weight, None)
         )
 
-    def _norm(self, name: str, factor: float = 1.0, stream_scale: float = 1.0) -> RMSNorm:
-        # With norms of outputs, what outputs return is summed over ranks already.
-        parallel = TensorParallel() if self._config.has_post_norms else self._parallel
-        # A factor is folded in where it is not rounded.
-        weight = self._norm_weight(name) if factor == 1.0 else factor * self._norm_weight(name, torch.float32)
-        return RMSNorm(weight, self._config.rms_norm_eps, parallel, stream_scale)
-
     def layers(self) -> Iterator[DecoderLayer]:
         """Load the layers, each of which begins with the scale of the one before."""
         scale = 1.0
@@ -178,34 +125,6 @@ class Builder:
         if self._checkpoint.device.type == "cpu":
             return_freed_memory()
         return layer
-
-    def _attention(self, prefix: str, index: int, stream_scale: float) -> AttentionLayer:
-        config, block = self._config, f"{prefix}.self_attn"
-        heads = self._heads(index)
-        norm = None
-        if config.has_pre_norms:
-            norm = self._norm(f"{prefix}.input_layernorm", stream_scale=stream_scale)
-        post_norm = self._norm(f"{prefix}.post_attention_layernorm") if config.has_post_norms else None
-        qkv = self._qkv(block, heads)
-        output = self._row_parallel(f"{block}.o_proj", heads.rows(heads.query), config.has_output_bias)
-        return AttentionLayer(
-            qkv_proj=BlockInput(norm, qkv),
-            o_proj=BlockOutput(output, post_norm, self._parallel),
-            wide_norm=self._wide_qk_norm(block, heads) if config.has_wide_qk_norm else None,
-            options=LayerOptions(
-                layer=config.layer_caches[index],
-                rope=config.layer_ropes[index],
-                scale=config.attention_scale,
-                window=config.layer_windows[index],
-                softcap=config.attention_softcap,
-                qk_norm=self._qk_norm(block, heads) if config.has_qk_norm else None,
-                sinks=self._sinks(block, heads.query) if config.has_sinks else None,
-                has_gemvs=qkv.has_gemv and output.has_gemv,
-                value_norm=config.rms_norm_eps if config.has_value_norm else None,
-                keys_are_values=config.keys_are_values(index),
-                shares_cache=config.shares_cache(index),
-            ),
-        )
 
     def _feed_forward(
         self, prefix: str, index: int, output_norm: str = "post_feedforward_layernorm", scale: float = 1.0
@@ -326,119 +245,3 @@ class Builder:
             [self._row_parallel(f"{name}.down_proj", rows, has_bias) for name in names],
             self._config.activation,
         )
-
-    def _heads(self, index: int) -> _Heads:
-        config = self._config
-        cache, own = config.cache_layer(index), projections(config, index)
-        heads = shard_heads(config.num_heads, cache.num_kv_heads, self._parallel)
-        return _Heads(heads.query, heads.kv, cache.head_dim, own)
-
-    def _qkv(self, prefix: str, heads: _Heads) -> Linear:
-        rows = [heads.rows(heads.query if name == "q" else heads.kv) for name in heads.own]
-        names = [f"{prefix}.{name}_proj" for name in heads.own]
-        return self._fused(names, rows, self._config.has_qkv_bias, heads.head_dim)
-
-    def _sinks(self, prefix: str, heads: range) -> Tensor:
-        return self._checkpoint.read(f"{prefix}.sinks", rows=self._part(slice(heads.start, heads.stop)))
-
-    def _qk_norm(self, prefix: str, heads: _Heads) -> HeadRMSNorm:
-        weights = []
-        for name, own in zip(heads.own[:2], (heads.query, heads.kv), strict=False):
-            weight = self._norm_weight(f"{prefix}.{name}_norm", torch.float32)
-            weights.append(self._interleaved(weight, heads.head_dim).expand(len(own), -1))
-        return HeadRMSNorm(torch.cat(weights), self._config.rms_norm_eps)
-
-    def _wide_qk_norm(self, prefix: str, heads: _Heads) -> WideQKNorm:
-        q, k = (
-            self._interleaved(self._norm_weight(f"{prefix}.{name}"), heads.head_dim)[heads.rows(part)]
-            for name, part in (("q_norm", heads.query), ("k_norm", heads.kv))
-        )
-        config = self._config
-        sizes = (config.num_heads * heads.head_dim, config.num_kv_heads * heads.head_dim)
-        return WideQKNorm((q, k), sizes, config.rms_norm_eps, self._parallel)
-
-    def _fused(
-        self, names: Sequence[str], rows: Sequence[slice], has_bias: bool, head_dim: int = 0
-    ) -> Linear:
-        """One product for several projections of the same input.
-
-        With a head_dim, the first two are of queries and keys and reordered for the rotation (see
-        layers.rotary).
-        """
-        size = sum(part.stop - part.start for part in rows)
-        weights = [f"{name}.weight" for name in names]
-        bias = None
-        if has_bias:
-            bias = self._checkpoint.empty(size)
-            self._fill(bias, [f"{name}.bias" for name in names], rows, head_dim)
-        if self._checkpoint.stays_quantised(weights[0]):
-            return self._quantised_linear(self._read_quantised(weights, rows, head_dim), bias)
-        weight = self._checkpoint.empty(size, self._config.hidden_size, dtype=self._matrix_dtype)
-        self._fill(weight, weights, rows, head_dim)
-        return self._linear(weight, bias)
-
-    def _read_quantised(
-        self, names: Sequence[str], rows: Sequence[slice], head_dim: int
-    ) -> Iterator[QuantisedWeight]:
-        for index, (name, part) in enumerate(zip(names, rows, strict=True)):
-            weight = self._checkpoint.read_quantised(name, rows=self._part(part))
-            if head_dim and index < 2:
-                order = torch.arange(weight.shape[0], device=weight.device)
-                weight = weight.take(self._interleaved(order, head_dim))
-            yield weight
-
-    def _fill(self, fused: Tensor, names: Sequence[str], rows: Sequence[slice], head_dim: int) -> None:
-        start = 0
-        for index, (name, part) in enumerate(zip(names, rows, strict=True)):
-            tensor = self._checkpoint.read(name, rows=self._part(part), dtype=fused.dtype)
-            if head_dim and index < 2:
-                tensor = self._interleaved(tensor, head_dim)
-            fused[start : start + tensor.shape[0]] = tensor
-            start += tensor.shape[0]
-
-    def _row_parallel(self, name: str, columns: slice, has_bias: bool) -> Linear:
-        """A projection whose results are summed over ranks: only rank 0 adds the bias."""
-        bias = self._checkpoint.read(f"{name}.bias") if has_bias else None
-        bias = bias if self._parallel.rank == 0 else None
-        name, part = f"{name}.weight", self._part(columns)
-        if self._checkpoint.stays_quantised(name):
-            return self._quantised_linear([self._checkpoint.read_quantised(name, columns=part)], bias)
-        return self._linear(self._checkpoint.read(name, columns=part, dtype=self._matrix_dtype), bias)
-
-    def _quantised_linear(self, weights: Iterable[QuantisedWeight], bias: Tensor | None) -> Linear:
-        # Each is finished before the next one is read: what was read of it can go.
-        dtype = self._checkpoint.dtype
-        finished = [tiled_on_cpu(weight, self._pages, dtype) for weight in weights]
-        return make_quantised_linear(finished, bias, dtype=dtype, matrix_dtype=self._matrix_dtype)
-
-    def _linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        if self._deterministic:
-            return make_invariant_linear(weight, bias)
-        return make_linear(weight, bias, quantization=self._quantization)
-
-    def _norm_weight(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """A norm's weight; float32 if it is stored with an offset, which is for precision near 0."""
-        offset = self._config.norm_weight_offset
-        weight = self._checkpoint.read(f"{name}.weight", dtype=torch.float32 if offset else dtype)
-        return weight + offset if offset else weight
-
-    def _vocabulary_rows(self, name: str, num_rows: int) -> tuple[Tensor | TiledBlocks, int]:
-        """This rank's rows, padded to the share that every rank has, and the id of the first row."""
-        rows, share = vocabulary_shard(num_rows, self._parallel)
-        if self._checkpoint.stays_quantised(name):
-            blocks = self._checkpoint.read_quantised(name, rows=self._part(rows))
-            assert isinstance(blocks, AnyBlocks), f"{name}: rows of {blocks.kind} cannot be looked up"
-            return TiledBlocks(blocks, self._pages, num_rows=share), rows.start
-        weight = self._checkpoint.read(name, rows=self._part(rows), dtype=self._matrix_dtype)
-        if weight.shape[0] < share:
-            weight = pad(weight, (0, 0, 0, share - weight.shape[0]))
-        return weight, rows.start
-
-    def _interleaved(self, tensor: Tensor, head_dim: int) -> Tensor:
-        if self._config.rotates_pairs:
-            return tensor
-        return interleave_halves(tensor, head_dim, self._config.rotary_dim)
-
-    def _part(self, part: slice) -> Part:
-        """The slice to read; a single rank reads whole tensors."""
-        return None if self._parallel.size == 1 else part

@@ -1,17 +1,14 @@
 """The frozen description of a network, the same for all families, read from a config.json."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from octavo.errors import ConfigError, UnsupportedModelError
-from octavo.kernels.clamped_swiglu import LIMIT, NAME, SLOPE
 from octavo.kv.cache_layers import CacheLayer
 from octavo.layers import RopeConfig
 from octavo.models.config_fields import ConfigFields
-from octavo.models.experts.experts_config import NUM_EXPERTS_KEYS, ExpertsConfig, read_experts
+from octavo.models.experts.experts_config import ExpertsConfig, read_experts
 from octavo.models.families.cache_fields import read_cache_layers, read_layer_caches
-from octavo.models.families.family import Family
 from octavo.models.families.layer_fields import (
     read_layer_ropes,
     read_layer_types,
@@ -19,64 +16,27 @@ from octavo.models.families.layer_fields import (
     read_rotary_dims,
     read_windows,
 )
+from octavo.models.families.model_fields import (
+    attention_scale,
+    check_scheme,
+    embedding_multiplier,
+    has_qk_norm,
+    layer_input,
+    max_positions,
+    multiplier,
+    read_activation,
+    read_draft_layers,
+    read_dtype,
+    read_eos_token_ids,
+    read_token_id,
+    require_supported,
+    softcap,
+)
 from octavo.models.families.registry import find_family
 from octavo.models.families.text_parts import text_fields
-from octavo.models.formats.float4 import Mxfp4Scheme
-from octavo.models.formats.schemes import Scheme, read_scheme
+from octavo.models.formats.schemes import read_scheme
 from octavo.parallel import TensorParallel, shard_heads, shard_whole
 from octavo.pooling import Pooling
-
-_ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-}
-# Constants of gpt-oss's activation.
-_SWIGLU_VALUES = {"swiglu_limit": (LIMIT,), "swiglu_alpha": (SLOPE,)}
-
-# Keys of Granite's factors.
-_MULTIPLIERS = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
-_DRAFT_KEYS = ("num_nextn_predict_layers", "num_mtp_layers")
-_SHARED_KEYS = (
-    "n_shared_experts",
-    "num_shared_experts",
-    "moe_num_shared_experts",
-    "shared_expert_intermediate_size",
-    "shared_intermediate_size",
-)
-# Keys of unsupported features, and the values, besides null, that switch the feature off.
-_NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
-    "partial_rotary_factor": (1,),
-    "rope_interleaved": (False,),
-    "no_rope_layers": ([],),
-    "num_experts": (0,),
-    "num_local_experts": (0,),
-    "n_routed_experts": (0,),
-    "moe_num_experts": (0,),
-    **dict.fromkeys(_SHARED_KEYS, (0,)),
-    "attention_multiplier": (),
-    "embedding_multiplier": (1,),
-    "residual_multiplier": (1,),
-    "logits_scaling": (1,),
-    "attention_out_bias": (False,),
-    "use_bias": (False,),
-    "logit_scale": (1,),
-    "clip_qkv": (),
-    # Gemma 4's "vision" is for images alone.
-    "use_bidirectional_attention": (False, "vision"),
-    "is_encoder_decoder": (False,),
-    "add_cross_attention": (False,),
-    "altup_num_inputs": (1,),
-    "num_kv_shared_layers": (0,),
-    "attention_k_eq_v": (False,),
-    "per_layer_config": ({},),
-    "hidden_size_per_layer_input": (0,),
-    "enable_moe_block": (False,),
-    "q_lora_rank": (),
-    "kv_lora_rank": (),
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,8 +145,8 @@ class ModelConfig:
         """
         family = find_family(config)
         fields = ConfigFields(text_fields(config, family.model_type), family.defaults, where="config.json")
-        _require_neutral(fields, family)
-        _check_scheme(read_scheme(config), family)
+        require_supported(fields, family)
+        check_scheme(read_scheme(config), family)
         num_heads = fields.integer("num_attention_heads", maximum=2**14)
         hidden_size = fields.integer("hidden_size", maximum=2**20)
         num_layers = fields.integer("num_hidden_layers", maximum=2**14)
@@ -203,30 +163,30 @@ class ModelConfig:
         used_ropes = tuple(dict.fromkeys(layer_ropes))
         bias_rule = family.attention_bias
         has_bias = "by_config" in bias_rule and fields.boolean(family.bias_key)
-        residual = _multiplier(fields, family, "residual_multiplier")
+        residual = multiplier(fields, family, "residual_multiplier")
         model = cls(
             architecture=family.architecture,
             vocab_size=fields.integer("vocab_size"),
             hidden_size=hidden_size,
             intermediate_size=fields.integer(family.dense_size_key, maximum=2**24),
             num_layers=num_layers,
-            num_draft_layers=max(fields.integer(name, 0, minimum=0, maximum=64) for name in _DRAFT_KEYS),
+            num_draft_layers=read_draft_layers(fields),
             num_heads=num_heads,
             cache_layers=layers[: len(set(layer_caches))],
             layer_caches=layer_caches,
             has_keys_as_values=family.has_full_heads and fields.boolean("attention_k_eq_v"),
             rotary_dim=rotary_dims[layer_types[0]] if family.has_partial_rotary else None,
             rotates_pairs=family.rotates_pairs,
-            max_position_embeddings=_max_positions(fields, [rope for rope, _ in used_ropes]),
+            max_position_embeddings=max_positions(fields, [rope for rope, _ in used_ropes]),
             # Blocks that add r * y to a stream are blocks that add y to a stream in units of r: a norm of it
             # is the same with eps / r**2.
             rms_norm_eps=fields.number("rms_norm_eps", 1e-6) / residual**2,
             norm_weight_offset=family.norm_weight_offset,
-            activation=_activation(fields, family),
+            activation=read_activation(fields, family),
             has_qkv_bias=has_bias or bias_rule == "qkv",
             has_output_bias=bias_rule == "by_config" and fields.boolean(family.output_bias_key),
             has_mlp_bias=family.has_mlp_bias_option and fields.boolean("mlp_bias"),
-            has_qk_norm=_has_qk_norm(fields, family),
+            has_qk_norm=has_qk_norm(fields, family),
             has_wide_qk_norm=family.has_wide_qk_norm,
             has_value_norm=family.has_value_norm,
             has_pre_norms=family.has_pre_norms,
@@ -235,24 +195,22 @@ class ModelConfig:
             has_sinks=family.has_sinks,
             has_layer_scales=family.has_layer_scales,
             has_double_feed_forwards=family.has_shared_caches and fields.boolean("use_double_wide_mlp"),
-            layer_input_size=_layer_input(fields, family, "hidden_size_per_layer_input"),
-            layer_input_vocab_size=_layer_input(fields, family, "vocab_size_per_layer_input"),
-            embedding_multiplier=_embedding_multiplier(fields, family, hidden_size) / residual,
-            logits_scaling=_multiplier(fields, family, "logits_scaling"),
-            attention_scale=_attention_scale(fields, family, layers[0].head_dim),
-            attention_softcap=_softcap(
-                fields, "attn_logit_softcapping", allowed=family.has_attention_softcap
-            ),
-            final_softcap=_softcap(fields, "final_logit_softcapping", allowed=family.has_final_softcap),
+            layer_input_size=layer_input(fields, family, "hidden_size_per_layer_input"),
+            layer_input_vocab_size=layer_input(fields, family, "vocab_size_per_layer_input"),
+            embedding_multiplier=embedding_multiplier(fields, family, hidden_size) / residual,
+            logits_scaling=multiplier(fields, family, "logits_scaling"),
+            attention_scale=attention_scale(fields, family, layers[0].head_dim),
+            attention_softcap=softcap(fields, "attn_logit_softcapping", allowed=family.has_attention_softcap),
+            final_softcap=softcap(fields, "final_logit_softcapping", allowed=family.has_final_softcap),
             layer_windows=windows,
             ropes=tuple(rope for rope, _ in used_ropes),
             rope_head_dims=tuple(head_dim for _, head_dim in used_ropes),
             layer_ropes=tuple(used_ropes.index(rope) for rope in layer_ropes),
             experts=None if family.experts is None else read_experts(fields, family.experts, num_layers),
             tie_word_embeddings=fields.boolean("tie_word_embeddings"),
-            bos_token_id=_token_id(fields, "bos_token_id"),
-            eos_token_ids=_eos_token_ids(fields),
-            dtype=_dtype(fields),
+            bos_token_id=read_token_id(fields, "bos_token_id"),
+            eos_token_ids=read_eos_token_ids(fields),
+            dtype=read_dtype(fields),
         )
         model._check_layer_inputs()
         return model
@@ -316,102 +274,3 @@ class ModelConfig:
                 f"config.json: vocab_size_per_layer_input = {self.layer_input_vocab_size} below vocab_size = "
                 f"{self.vocab_size} is not supported"
             )
-
-
-def _require_neutral(fields: ConfigFields, family: Family) -> None:
-    neutral = _NEUTRAL_VALUES
-    if family.experts is not None:
-        known = {*NUM_EXPERTS_KEYS, family.experts.shared_key}
-        neutral = {key: values for key, values in neutral.items() if key not in known}
-    read = {"no_rope_layers": family.has_nope_layers, "partial_rotary_factor": family.has_partial_rotary}
-    read |= dict.fromkeys(("attention_k_eq_v", "per_layer_config"), family.has_full_heads)
-    read["num_kv_shared_layers"] = family.has_shared_caches
-    read["hidden_size_per_layer_input"] = family.has_layer_inputs
-    read["enable_moe_block"] = family.experts is not None and family.experts.dense_rule == "enable_moe_block"
-    read |= dict.fromkeys(_MULTIPLIERS, family.has_multipliers) | {family.output_bias_key: True}
-    fields.require_neutral({key: values for key, values in neutral.items() if not read.get(key)})
-
-
-def _max_positions(fields: ConfigFields, ropes: Sequence[RopeConfig]) -> int:
-    stretched = [rope.factor * rope.original_max_positions for rope in ropes if rope.rope_type == "yarn"]
-    if max(stretched, default=0.0) >= 2**31:
-        raise fields.error("max_position_embeddings", "less than 2**31 with yarn's factor", max(stretched))
-    return max(fields.integer("max_position_embeddings"), *map(int, stretched), 1)
-
-
-def _check_scheme(scheme: Scheme | None, family: Family) -> None:
-    """Check that a family's checkpoints may be quantised so.
-
-    Raises:
-        UnsupportedModelError: MXFP4 is for the layout of gpt-oss's experts.
-    """
-    has_layout = family.experts is not None and family.experts.is_gpt_oss
-    if isinstance(scheme, Mxfp4Scheme) and not has_layout:
-        raise UnsupportedModelError(
-            "config.json: quantization_config: quant_method 'mxfp4' is supported for the experts of "
-            f"GptOssForCausalLM, not for {family.architecture}"
-        )
-
-
-def _activation(fields: ConfigFields, family: Family) -> str:
-    key = family.activation_key
-    name = fields.get(key) or family.defaults.get(key, "silu")
-    if str(name) not in _ACTIVATIONS:
-        raise UnsupportedModelError(
-            f"{fields.where}: {key} = {name!r} is not supported; supported: {', '.join(_ACTIVATIONS)}"
-        )
-    if family.experts is None or not family.experts.is_gpt_oss:
-        return _ACTIVATIONS[str(name)]
-    fields.require_neutral({key: ("silu",), **_SWIGLU_VALUES})
-    return NAME
-
-
-def _has_qk_norm(fields: ConfigFields, family: Family) -> bool:
-    by_key = family.has_qk_norm
-    return fields.boolean(by_key) if isinstance(by_key, str) else by_key
-
-
-def _multiplier(fields: ConfigFields, family: Family, name: str) -> float:
-    return fields.number(name, 1.0) if family.has_multipliers else 1.0
-
-
-def _embedding_multiplier(fields: ConfigFields, family: Family, hidden_size: int) -> float:
-    own = math.sqrt(hidden_size) if family.scales_embeddings else 1.0
-    return own * _multiplier(fields, family, "embedding_multiplier")
-
-
-def _layer_input(fields: ConfigFields, family: Family, name: str) -> int:
-    return fields.integer(name, 0, minimum=0) if family.has_layer_inputs else 0
-
-
-def _attention_scale(fields: ConfigFields, family: Family, head_dim: int) -> float:
-    if family.attention_scale is not None:
-        return family.attention_scale
-    if family.has_multipliers:
-        return _multiplier(fields, family, "attention_multiplier")
-    return (fields.number(family.attention_scale_key) if family.attention_scale_key else head_dim) ** -0.5
-
-
-def _softcap(fields: ConfigFields, name: str, *, allowed: bool) -> float:
-    if not allowed:
-        fields.require_neutral({name: ()})
-        return 0.0
-    return fields.optional_number(name) or 0.0
-
-
-def _token_id(fields: ConfigFields, name: str) -> int | None:
-    return None if fields.get(name) is None else fields.integer(name, minimum=0)
-
-
-def _eos_token_ids(fields: ConfigFields) -> frozenset[int]:
-    value = fields.get("eos_token_id")
-    found = value if isinstance(value, list) else [] if value is None else [value]
-    ids = [entry for entry in found if isinstance(entry, int) and not isinstance(entry, bool) and entry >= 0]
-    if len(ids) != len(found):
-        raise fields.error("eos_token_id", "a token id or a list of them", value)
-    return frozenset(ids)
-
-
-def _dtype(fields: ConfigFields) -> str | None:
-    value = fields.get("dtype") or fields.get("torch_dtype")
-    return str(value).removeprefix("torch.") if value is not None else None

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from enum import IntEnum
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -73,7 +74,7 @@ class GGUFFields(
 
     Attributes:
         name: file name, for error messages.
-        model: kind of vocabulary, "gpt2" or "llama".
+        model: kind of vocabulary, "gpt2", "llama" or "gemma4".
         tokens: the piece of each token id.
         pre: the rule that cuts text into words, for byte-level vocabularies.
         token_type: the TokenType of each token id.
@@ -158,18 +159,22 @@ def build_byte_level(fields: GGUFFields) -> Tokenizer:
             fields.name,
         )
     vocabulary = unique_pieces(fields.tokens, fields.name)
-    merges = _merges(fields)
-    try:
-        # Llama 3 vocabularies hold whole words that no chain of merges reaches.
-        model = models.BPE(vocabulary, merges, ignore_merges=fields.pre in _WHOLE_WORDS)
-    except Exception as error:  # the tokenizers package raises plain Exception
-        raise FileFormatError(f"{fields.name}: tokenizer.ggml.merges: {error}") from error
-    tokenizer = Tokenizer(model)
+    # Llama 3 vocabularies hold whole words that no chain of merges reaches.
+    tokenizer = _merging(fields, vocabulary, _merges(fields), ignore_merges=fields.pre in _WHOLE_WORDS)
     if fields.pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _pre_tokenizer(fields.pre)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def _merging(
+    fields: GGUFFields, vocabulary: dict[str, int], merges: list[tuple[str, str]], **options: Any
+) -> Tokenizer:
+    try:
+        return Tokenizer(models.BPE(vocabulary, merges, **options))
+    except Exception as error:  # the tokenizers package raises plain Exception
+        raise FileFormatError(f"{fields.name}: tokenizer.ggml.merges: {error}") from error
 
 
 def _pre_tokenizer(name: str) -> PreTokenizer:
@@ -214,7 +219,8 @@ def build_sentencepiece(fields: GGUFFields, types: list[int]) -> Tokenizer:
     """Build a SentencePiece BPE tokenizer with byte fallback.
 
     A "▁" stands for a space. Unless tokenizer.ggml.add_space_prefix is false (Gemma), encoding puts a space
-    before each stretch of text between special tokens, and decoding removes the first one again.
+    before each stretch of text between special tokens, and decoding removes the first one again. Gemma 4's
+    vocabulary has merges of its own, and never such a space.
 
     Args:
         fields: the file's metadata.
@@ -223,21 +229,24 @@ def build_sentencepiece(fields: GGUFFields, types: list[int]) -> Tokenizer:
     Raises:
         FileFormatError: a piece occurs twice, or scores or bytes are missing.
     """
-    if fields.scores is None:
-        raise FileFormatError(f"{fields.name}: expected the metadata key tokenizer.ggml.scores, got none")
-    pieces, scores = fields.tokens, fields.scores
+    pieces, scores, is_gemma4 = fields.tokens, fields.scores, fields.model == "gemma4"
     vocabulary = unique_pieces(_raw_user_defined(pieces, types), fields.name)
     _check_bytes(fields, types)
-    normal = {pieces[i]: scores[i] for i, kind in enumerate(types) if kind == TokenType.NORMAL}
     unknown = next((pieces[i] for i, kind in enumerate(types) if kind == TokenType.UNKNOWN), None)
-    merges = merges_from_scores(normal)
-    tokenizer = Tokenizer(
-        models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    )
+    if is_gemma4:
+        merges = _merges(fields)
+    elif scores is None:
+        raise FileFormatError(f"{fields.name}: expected the metadata key tokenizer.ggml.scores, got none")
+    else:
+        merges = merges_from_scores(
+            {pieces[i]: scores[i] for i, kind in enumerate(types) if kind == TokenType.NORMAL}
+        )
+    tokenizer = _merging(fields, vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    has_prefix = fields.add_space_prefix and not is_gemma4
     spaces = normalizers.Replace(" ", SPACE_MARK)
-    prefix = [normalizers.Prepend(SPACE_MARK)] if fields.add_space_prefix else []
+    prefix = [normalizers.Prepend(SPACE_MARK)] if has_prefix else []
     tokenizer.normalizer = normalizers.Sequence([*prefix, spaces])
-    strip = [decoders.Strip(" ", 1, 0)] if fields.add_space_prefix else []
+    strip = [decoders.Strip(" ", 1, 0)] if has_prefix else []
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     )

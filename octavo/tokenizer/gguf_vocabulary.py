@@ -32,10 +32,10 @@ def read_gguf_vocabulary(metadata: Mapping[str, object], name: str) -> Vocabular
     _add_tokens(backend, fields.tokens, types, is_phi3=is_phi3)
     templates = _chat_templates(metadata, name)
     special_ids = special_token_ids(backend)
-    eos_token_ids = end_of_answer_ids(backend, templates.values(), special_ids, fields.end_ids)
+    eos_token_ids = end_of_answer_ids(backend, templates.values(), fields.end_ids)
     add_bos = fields.add_bos_token
     if add_bos is None:
-        add_bos = fields.model == "llama" or fields.pre in BOS_NAMES
+        add_bos = fields.model in ("llama", "gemma4") or fields.pre in BOS_NAMES
     return Vocabulary(
         name=name,
         backend=backend,
@@ -60,10 +60,11 @@ def _special_tokens(fields: GGUFFields, backend: tokenizers.Tokenizer) -> dict[s
 def _build(fields: GGUFFields, types: list[int]) -> tokenizers.Tokenizer:
     if fields.model == "gpt2":
         return build_byte_level(fields)
-    if fields.model == "llama":
+    if fields.model in ("llama", "gemma4"):
         return build_sentencepiece(fields, types)
     raise UnsupportedModelError(
-        f"{fields.name}: expected tokenizer.ggml.model to be 'gpt2' or 'llama', got {fields.model!r}"
+        f"{fields.name}: expected tokenizer.ggml.model to be 'gpt2', 'llama' or 'gemma4', "
+        f"got {fields.model!r}"
     )
 
 

@@ -11,7 +11,7 @@ import tokenizers
 from octavo.errors import FileFormatError, ModelNotFoundError
 from octavo.json_file import is_present, read_file, read_json_fields, read_json_object
 
-_ENDS = "<|im_end|> <|eot_id|> <|end|> <end_of_turn> <turn|> <|return|> <|call|>"
+_ENDS = "<|im_end|> <|eot_id|> <|end|> <end_of_turn> <turn|> <|tool_response> <|return|> <|call|>"
 END_OF_TURN_PIECES = tuple(_ENDS.split())
 
 # A vocabulary of 260,000 tokens takes 35 MiB of JSON, its configuration 1 MiB.
@@ -63,17 +63,18 @@ def special_token_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
 def end_of_answer_ids(
     backend: tokenizers.Tokenizer,
     templates: Iterable[str],
-    special_ids: frozenset[int],
     declared: Iterable[int],
 ) -> set[int]:
     """Return the ids that end answers: declared ones, and well-known ones that a chat template writes.
 
     Some instruct models declare only an end-of-document token as EOS, although their turns end with another
     one. If the template writes that token, the model was trained to end its turns with it. In harmony, which
-    has <|return|>, an answer is several messages, and <|end|> ends only one of them.
+    has <|return|>, an answer is several messages, and <|end|> ends only one of them. Gemma 4 waits for a
+    tool's result after <|tool_response>, which is no special token in files of llama.cpp.
     """
+    added = backend.get_added_tokens_decoder()
     written = {piece for piece in END_OF_TURN_PIECES if any(piece in source for source in templates)}
-    ids = {i for piece in written if (i := backend.token_to_id(piece)) in special_ids}.union(declared)
+    ids = {i for piece in written if (i := backend.token_to_id(piece)) in added}.union(declared)
     end = backend.token_to_id("<|end|>")
     return ids - {end} if "<|return|>" in written and end is not None else ids
 
@@ -122,7 +123,7 @@ def read_folder_vocabulary(folder: Path) -> Vocabulary:
     eos_token_id = _token_id(backend, config.eos_token or fallback.eos_token, folder)
     templates = _chat_templates(folder, config)
     special_ids = _mark_special(backend, config, fallback)
-    eos_token_ids = end_of_answer_ids(backend, templates.values(), special_ids, _generation_eos_ids(folder))
+    eos_token_ids = end_of_answer_ids(backend, templates.values(), _generation_eos_ids(folder))
     if eos_token_id is not None:
         eos_token_ids.add(eos_token_id)
     return Vocabulary(

@@ -17,7 +17,8 @@ from octavo.attention import AttentionMetadata, KVCache
 from octavo.errors import ConfigError, InvalidArgumentError, WeightsError
 from octavo.gemm.cpu.mkl import MklLinear
 from octavo.gemm.linear import PlainLinear
-from octavo.models import ModelConfig, builder, parameter_shapes
+from octavo.models import ModelConfig, parameter_shapes
+from octavo.models.building import packing
 from octavo.models.one_thread import one_thread
 
 TINY: dict[str, Any] = {
@@ -186,7 +187,7 @@ def test_a_tied_head_in_bfloat16_is_the_embedding(monkeypatch: pytest.MonkeyPatc
         made.append(weight)
         return PlainLinear(weight, None)
 
-    monkeypatch.setattr(builder, "make_linear", make)
+    monkeypatch.setattr(packing, "make_linear", make)
     decoder = make_decoder(config, random_weights(config), quantization="bf16")
     assert {weight.dtype for weight in made} == {torch.bfloat16}
     assert made[-1] is decoder.embed_tokens._weight

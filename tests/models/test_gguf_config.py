@@ -180,7 +180,7 @@ class TestConfig:
         [
             ("deepseek2", "keys that are compressed into one latent row are not supported; supported: llama"),
             ("phimoe", "norms that subtract the mean are not"),
-            ("gemma4", "layers with heads and inputs of their own are not"),
+            ("gemma3n", "several residual streams are not"),
             ("clip", "it holds an encoder of images or sound"),
             ("phi", "did you mean 'phi3'"),
         ],

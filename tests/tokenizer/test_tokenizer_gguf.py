@@ -21,7 +21,7 @@ from tokenizers import Tokenizer as Backend
 from octavo.errors import FileFormatError, ModelNotFoundError, UnsupportedModelError
 from octavo.models import resolve_model
 from octavo.tokenizer import Tokenizer
-from octavo.tokenizer.gguf_bpe import _pre_tokenizer
+from octavo.tokenizer.gguf_bpe import _pre_tokenizer, merges_from_scores
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "smollm2_greedy_fp32.json"
 TEXTS = sample_texts(400)
@@ -216,6 +216,46 @@ def test_sentencepiece_ids_equal_joining_by_score(prefix):
         token_ids = ours.encode(text, add_special_tokens=False)
         assert token_ids == sentencepiece_oracle(text, prefix=prefix), text
         assert ours.decode(token_ids) == text
+
+
+def gemma4_metadata() -> dict[str, object]:
+    """Metadata of a vocabulary whose merges are in the file; scores say nothing."""
+    first = sentencepiece_pieces()[259:]
+    merges = merges_from_scores({piece: -i for i, piece in enumerate(first)})
+    return sentencepiece_metadata() | {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.scores": [0.0] * len(sentencepiece_pieces()),
+        "tokenizer.ggml.merges": [f"{left} {right}" for left, right in merges],
+    }
+
+
+def test_gemma4_ids_equal_those_of_its_merges():
+    metadata = gemma4_metadata()
+    ours = Tokenizer.from_gguf(metadata, "test")
+    for text in TEXTS:
+        token_ids = ours.encode(text, add_special_tokens=False)
+        assert token_ids == sentencepiece_oracle(text, prefix=False), text
+        assert ours.decode(token_ids) == text
+    assert ours.encode("") == [1]
+    with pytest.raises(FileFormatError, match="merges"):
+        Tokenizer.from_gguf(metadata | {"tokenizer.ggml.merges": ["x 你"]}, "test")
+    del metadata["tokenizer.ggml.merges"]
+    with pytest.raises(FileFormatError, match=r"key tokenizer\.ggml\.merges, got none"):
+        Tokenizer.from_gguf(metadata, "test")
+
+
+def test_gemma4_waits_for_the_results_of_tools():
+    metadata = gemma4_metadata() | {
+        "tokenizer.ggml.tokens": [*sentencepiece_pieces(), "<turn|>", "<|tool_response>"],
+        "tokenizer.ggml.token_type": [2, 3, 3]
+        + [6] * 256
+        + [1] * (len(sentencepiece_pieces()) - 259)
+        + [3, 4],
+        "tokenizer.chat_template": "{{ messages }}<turn|><|tool_response>",
+    }
+    del metadata["tokenizer.ggml.scores"]
+    first = len(sentencepiece_pieces())
+    assert Tokenizer.from_gguf(metadata, "test").eos_token_ids == {2, first, first + 1}
 
 
 def test_user_defined_tokens_are_matched_in_the_text():

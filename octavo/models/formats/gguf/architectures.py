@@ -7,52 +7,39 @@ from types import MappingProxyType
 
 from octavo.errors import FileFormatError, UnsupportedModelError, suggest
 from octavo.models.config_fields import words
+from octavo.models.formats.gguf.tensor_names import (
+    EXPERT_NAMES,
+    FOUR_NORM_NAMES,
+    FUSED_NAMES,
+    GEMMA4_NAMES,
+    LAYER_NAMES,
+    NAMES_WITH_EXPERTS,
+    NAMES_WITH_POST_NORM,
+    NAMES_WITH_SHARED,
+    POST_NORM_NAMES,
+)
 
 # Divisors of the rotary frequencies; they become part of the config.
 ROPE_FACTORS = "rope_freqs.weight"
 # LongRoPE's divisors, for texts beyond the context that a model was first trained on, and within it.
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 
-# It stands for ".experts.<number>." in the name of a tensor that stacks a projection of all experts.
-EXPERTS = ".experts.*."
 
-_NAME = re.compile(r"(?:blk\.(0|[1-9][0-9]{0,4})\.)?((?:nextn\.)?[a-z_]+)\.(weight|bias)")
-_OUTER_NAMES = {"token_embd": "embed_tokens", "output_norm": "norm"}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_EXPERT_NAMES = {
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": f"mlp{EXPERTS}gate_proj",
-    "ffn_up_exps": f"mlp{EXPERTS}up_proj",
-    "ffn_down_exps": f"mlp{EXPERTS}down_proj",
-}
-_SHARED_NAMES = {
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+_NAME = re.compile(r"(?:blk\.(0|[1-9][0-9]{0,4})\.)?((?:nextn\.)?[a-z_]+[12]?)\.(weight|bias|scale)")
+_OUTER_NAMES = {
+    "token_embd": "embed_tokens",
+    "output_norm": "norm",
+    "per_layer_token_embd": "embed_tokens_per_layer",
+    "per_layer_model_proj": "per_layer_model_projection",
+    "per_layer_proj_norm": "per_layer_projection_norm",
 }
 # Tensors that have no kind at the end of their name on Hugging Face.
 _BARE_NAMES = {
     "attn_sinks.weight": "self_attn.sinks",
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
-}
-# With norms before and after each block, the norm before the feed-forward has another name.
-_FOUR_NORM_NAMES = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
+    "layer_output_scale.weight": "layer_scalar",
+    "ffn_gate_inp.scale": "mlp.gate.scale",
+    "ffn_down_exps.scale": "mlp.gate.per_expert_scale",
 }
 
 
@@ -63,18 +50,23 @@ class GGUFExperts:
     Attributes:
         hf_name: "architectures" of the equivalent config.json; empty: the architecture's.
         config: fields of the config.json that the file lacks.
+        chosen_key: its key of the number of experts that a token goes to.
+        size_key: its key of the width of an expert.
+        scaling_key: its key of the factor of a token's router weights, or None.
+        shared_key: its key of the experts that every token goes to, their number or, if it ends in "size",
+            their width; None: there are none.
+        is_sigmoid: an expert's score is the sigmoid of its logit.
         may_be_dense: layers may have a feed-forward instead; those without a router do.
-        size_key, chosen_key, scaling_key, shared_key, is_sigmoid: see ExpertFamily.
     """
 
     hf_name: str = ""
     config: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
-    may_be_dense: bool = False
-    size_key: str = "intermediate_size"
     chosen_key: str = "num_experts_per_tok"
+    size_key: str = "moe_intermediate_size"
     scaling_key: str | None = None
     shared_key: str | None = None
     is_sigmoid: bool = False
+    may_be_dense: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +87,7 @@ class GGUFArchitecture:
         has_partial_rotary: a file may let rotate only a part of each head.
         wide_layers: number of layers of the one model in this family that scales attention by hidden size /
             heads instead of the head dimension; None: the family's config has no scale.
+        has_layers_of_two_kinds: layers with a window and those without one have heads of their own sizes.
         experts: how a file with experts is read; None: it has none.
     """
 
@@ -103,13 +96,14 @@ class GGUFArchitecture:
     interleaves_heads: bool = False
     tensor_layouts: tuple[str, ...] = ("reference",)
     norm_offset: float = 0.0
-    layer_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(_LAYER_NAMES))
+    layer_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(LAYER_NAMES))
     own_keys: frozenset[str] = frozenset()
     sliding_window: int | None = None
     yarn: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     has_long_rope: bool = False
     has_partial_rotary: bool = False
     wide_layers: int | None = None
+    has_layers_of_two_kinds: bool = False
     experts: GGUFExperts | None = None
 
     @property
@@ -118,17 +112,8 @@ class GGUFArchitecture:
         return frozenset({LONG_FACTORS, SHORT_FACTORS} if self.has_long_rope else {ROPE_FACTORS})
 
 
-_NAMES_WITH_EXPERTS = MappingProxyType(_LAYER_NAMES | _EXPERT_NAMES)
-_NAMES_WITH_SHARED = MappingProxyType(_NAMES_WITH_EXPERTS | _SHARED_NAMES)
-_NAMES_WITH_POST_NORM = MappingProxyType(
-    {name: own for name, own in _NAMES_WITH_SHARED.items() if name != "ffn_norm"}
-    | {"post_attention_norm": "post_attention_layernorm"}
-)
-_FUSED_NAMES = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
-_POST_NORM_NAMES = MappingProxyType(
-    {name: own for name, own in _LAYER_NAMES.items() if name not in ("attn_norm", "ffn_norm")}
-    | {name: own for name, own in _FOUR_NORM_NAMES.items() if name != "ffn_norm"}
-)
+# The key of an expert's width where it is that of other families' feed-forwards.
+_DENSE_SIZE = "intermediate_size"
 _WINDOW_KEYS = frozenset({"attention.sliding_window", "attention.sliding_window_pattern"})
 # Factors that some architectures have -> their names in a config.json.
 MULTIPLIERS: Mapping[str, str] = MappingProxyType(
@@ -147,10 +132,8 @@ _EXPERT_KEYS = words(
 # Of Ministral 3: queries grow with their position.
 GROWTH_KEY = "attention.temperature_scale"
 _GEMMA_KEYS = frozenset({"attention.sliding_window", "final_logit_softcapping"})
-_GEMMA_NAMES = MappingProxyType(_LAYER_NAMES | _FOUR_NORM_NAMES)
-_MIXTURE = GGUFArchitecture(
-    name="", hf_name="", layer_names=_NAMES_WITH_SHARED, own_keys=_EXPERT_KEYS, experts=GGUFExperts()
-)
+_GEMMA_NAMES = MappingProxyType(LAYER_NAMES | FOUR_NORM_NAMES)
+_MIXTURE = GGUFArchitecture(name="", hf_name="", layer_names=NAMES_WITH_SHARED, own_keys=_EXPERT_KEYS)
 ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
     {
         architecture.name: architecture
@@ -162,8 +145,8 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
                 interleaves_heads=True,
                 # An old name of the order of rows that all files of this architecture have.
                 tensor_layouts=("reference", "Meta AI original pth"),
-                layer_names=_NAMES_WITH_EXPERTS,
-                experts=GGUFExperts(hf_name="MixtralForCausalLM"),
+                layer_names=NAMES_WITH_EXPERTS,
+                experts=GGUFExperts(hf_name="MixtralForCausalLM", size_key=_DENSE_SIZE),
             ),
             # Mistral Small 3; files with attention temperatures are Ministral 3's.
             GGUFArchitecture(
@@ -175,9 +158,8 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
             GGUFArchitecture(
                 name="qwen3moe",
                 hf_name="Qwen3MoeForCausalLM",
-                layer_names=_NAMES_WITH_EXPERTS,
+                layer_names=NAMES_WITH_EXPERTS,
                 experts=GGUFExperts(
-                    size_key="moe_intermediate_size",
                     config=MappingProxyType({"norm_topk_prob": True}),
                     may_be_dense=True,
                 ),
@@ -185,24 +167,24 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
             GGUFArchitecture(
                 name="olmoe",
                 hf_name="OlmoeForCausalLM",
-                layer_names=_NAMES_WITH_EXPERTS,
-                experts=GGUFExperts(),
+                layer_names=NAMES_WITH_EXPERTS,
+                experts=GGUFExperts(size_key=_DENSE_SIZE),
             ),
             GGUFArchitecture(
                 name="gpt-oss",
                 hf_name="GptOssForCausalLM",
-                layer_names=_NAMES_WITH_POST_NORM,
+                layer_names=NAMES_WITH_POST_NORM,
                 own_keys=frozenset({"attention.sliding_window"}),
                 sliding_window=128,
                 # The model was trained with this scaling, unlike others.
                 yarn=MappingProxyType({"truncate": False}),
-                experts=GGUFExperts(),
+                experts=GGUFExperts(size_key=_DENSE_SIZE),
             ),
             # Phi-4 and Phi-4-mini, too; the converter puts the gate's rows before those of up, as published.
             GGUFArchitecture(
                 name="phi3",
                 hf_name="Phi3ForCausalLM",
-                layer_names=MappingProxyType(_LAYER_NAMES | _FUSED_NAMES),
+                layer_names=MappingProxyType(LAYER_NAMES | FUSED_NAMES),
                 own_keys=frozenset({"attention.sliding_window"}),
                 has_long_rope=True,
                 has_partial_rotary=True,
@@ -215,13 +197,13 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
             GGUFArchitecture(
                 name="olmo2",
                 hf_name="Olmo3ForCausalLM",
-                layer_names=_POST_NORM_NAMES,
+                layer_names=POST_NORM_NAMES,
                 own_keys=_WINDOW_KEYS,
             ),
             GGUFArchitecture(
                 name="exaone4",
                 hf_name="Exaone4ForCausalLM",
-                layer_names=_POST_NORM_NAMES,
+                layer_names=POST_NORM_NAMES,
                 own_keys=_WINDOW_KEYS,
             ),
             GGUFArchitecture(
@@ -236,50 +218,41 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
                 hf_name="GraniteMoeSharedForCausalLM",
                 interleaves_heads=True,
                 own_keys=frozenset(MULTIPLIERS) | _EXPERT_KEYS,
-                experts=GGUFExperts(shared_key="shared_intermediate_size"),
+                experts=GGUFExperts(size_key=_DENSE_SIZE, shared_key="shared_intermediate_size"),
             ),
             replace(
                 _MIXTURE,
                 name="qwen2moe",
                 hf_name="Qwen2MoeForCausalLM",
-                experts=GGUFExperts(
-                    may_be_dense=True,
-                    size_key="moe_intermediate_size",
-                    shared_key="shared_expert_intermediate_size",
-                ),
+                experts=GGUFExperts(may_be_dense=True, shared_key="shared_expert_intermediate_size"),
             ),
             replace(
                 _MIXTURE,
                 name="glm4moe",
                 hf_name="Glm4MoeForCausalLM",
-                layer_names=_NAMES_WITH_POST_NORM,
+                layer_names=NAMES_WITH_POST_NORM,
                 has_partial_rotary=True,
                 experts=GGUFExperts(
-                    size_key="moe_intermediate_size",
-                    scaling_key="routed_scaling_factor",
-                    shared_key="n_shared_experts",
-                    is_sigmoid=True,
+                    scaling_key="routed_scaling_factor", shared_key="n_shared_experts", is_sigmoid=True
                 ),
             ),
             replace(
                 _MIXTURE,
                 name="ernie4_5-moe",
                 hf_name="Ernie4_5_MoeForCausalLM",
-                experts=GGUFExperts(
-                    size_key="moe_intermediate_size", chosen_key="moe_k", shared_key="moe_num_shared_experts"
-                ),
+                experts=GGUFExperts(chosen_key="moe_k", shared_key="moe_num_shared_experts"),
             ),
             replace(
                 _MIXTURE,
                 name="minimax-m2",
                 hf_name="MiniMaxM2ForCausalLM",
                 has_partial_rotary=True,
-                experts=GGUFExperts(is_sigmoid=True),
+                experts=GGUFExperts(size_key=_DENSE_SIZE, is_sigmoid=True),
             ),
             GGUFArchitecture(
                 name="seed_oss",
                 hf_name="SeedOssForCausalLM",
-                layer_names=_NAMES_WITH_POST_NORM,
+                layer_names=NAMES_WITH_POST_NORM,
             ),
             GGUFArchitecture(
                 name="gemma2",
@@ -298,6 +271,21 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
                 own_keys=_GEMMA_KEYS | {"attention.sliding_window_pattern", "rope.freq_base_swa"},
                 wide_layers=62,
             ),
+            GGUFArchitecture(
+                name="gemma4",
+                hf_name="Gemma4ForCausalLM",
+                layer_names=MappingProxyType({**_GEMMA_NAMES, **EXPERT_NAMES, **GEMMA4_NAMES}),
+                own_keys=_GEMMA_KEYS
+                | words(
+                    "attention.sliding_window_pattern attention.key_length_swa attention.value_length_swa",
+                    "attention.shared_kv_layers rope.freq_base_swa rope.dimension_count_swa",
+                    "embedding_length_per_layer_input",
+                ),
+                has_layers_of_two_kinds=True,
+                experts=GGUFExperts(
+                    config=MappingProxyType({"enable_moe_block": True}), chosen_key="top_k_experts"
+                ),
+            ),
         )
     }
 )
@@ -315,7 +303,7 @@ _MISSING: Mapping[str, str] = MappingProxyType(
                 "qwen35moe qwen3next rwkv6 rwkv7",
             ),
             ("factors that grow with depth are not supported", "minicpm"),
-            ("layers with heads and inputs of their own are not read from GGUF files", "gemma3n gemma4"),
+            ("several residual streams are not supported", "gemma3n"),
             (
                 "norms that subtract the mean are not supported",
                 "bloom cohere2 command-r falcon gpt2 gptneox mpt nemotron olmo orion phi2 phimoe stablelm "
@@ -364,7 +352,11 @@ def hugging_face_name(name: str, architecture: GGUFArchitecture, where: str) -> 
         bare = _BARE_NAMES.get(f"{stem}.{kind}") if architecture.experts else None
         if layer is not None and bare is not None:
             return f"model.layers.{layer}.{bare}"
-        if layer is not None and (stem in architecture.layer_names or stem.startswith("nextn.")):
+        if (
+            layer is not None
+            and kind != "scale"
+            and (stem in architecture.layer_names or stem.startswith("nextn."))
+        ):
             return f"model.layers.{layer}.{architecture.layer_names.get(stem, stem)}.{kind}"
         if layer is None and stem in _OUTER_NAMES:
             return f"model.{_OUTER_NAMES[stem]}.{kind}"

@@ -1,6 +1,6 @@
 """The metadata keys of a GGUF file's architecture, checked."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -56,7 +56,7 @@ class ArchitectureFields(ConfigFields):
             FileFormatError: an array stands where a single value belongs.
         """
         prefix = f"{architecture.name}."
-        own = checked_values(file, prefix)
+        own = checked_values(file, prefix, _SIZES_PER_LAYER if architecture.has_layers_of_two_kinds else ())
         super().__init__(own, {}, where=f"{file.path.name}: {architecture.name}")
         self.file = file
         self.architecture = architecture
@@ -69,16 +69,36 @@ class ArchitectureFields(ConfigFields):
         neutral = {key: values for key, values in _NEUTRAL_KEYS.items() if key not in architecture.own_keys}
         self.require_neutral({_LAYOUT_KEY: architecture.tensor_layouts, **neutral})
 
+    def per_layer(self, name: str, default: int | None, num_layers: int) -> list[int]:
+        """Return a size of each layer, which may be one for all, as positive integers.
 
-def checked_values(file: GGUFFile, prefix: str) -> dict[str, object]:
-    """Return the values under a prefix by the rest of their key; refuse arrays where they have no meaning."""
+        Raises:
+            FileFormatError: there are fewer or more, or one is none.
+        """
+        value = self.get(name)
+        if not isinstance(value, np.ndarray | list):
+            return [self.integer(name, default)] * num_layers
+        sizes = [int(size) for size in value] if getattr(value, "dtype", np.dtype("f4")).kind in "iu" else []
+        if len(sizes) != num_layers or min(sizes) < 1:
+            raise self.error(name, f"a positive integer, or one for each of {num_layers} layers", value)
+        return sizes
+
+
+def checked_values(file: GGUFFile, prefix: str, listed: Collection[str]) -> dict[str, object]:
+    """Return the values under a prefix by the rest of their key; refuse arrays where they have no meaning.
+
+    Args:
+        file: the file.
+        prefix: of the keys.
+        listed: sizes that may differ between layers.
+    """
     values = {
         key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)
     }
     for key in _SIZES_PER_LAYER & values.keys():
         values[key] = _uniform(values[key])
     for key, value in values.items():
-        if isinstance(value, np.ndarray | list) and key not in _LISTED_KEYS:
+        if isinstance(value, np.ndarray | list) and key not in {*_LISTED_KEYS, *listed}:
             raise FileFormatError(
                 f"{file.path.name}: expected {prefix}{key} to be a single value, got an array of {len(value)}"
             )

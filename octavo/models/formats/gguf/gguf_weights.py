@@ -9,12 +9,13 @@ from torch import Tensor
 
 from octavo.errors import ConfigError, FileFormatError, WeightsError
 from octavo.forms.base import Storage
-from octavo.models.formats.gguf.architectures import EXPERTS, find_architecture, hugging_face_name
+from octavo.models.formats.gguf.architectures import find_architecture, hugging_face_name
 from octavo.models.formats.gguf.dequantize import decode_blocks, require_decodable
 from octavo.models.formats.gguf.fields import ArchitectureFields
 from octavo.models.formats.gguf.file import GGUFFile
 from octavo.models.formats.gguf.gguf_blocks import GGUFBlocks, quantised_of, read_as_stored, storage_of
 from octavo.models.formats.gguf.header import GGUFTensorInfo
+from octavo.models.formats.gguf.tensor_names import EXPERTS
 from octavo.models.one_thread import one_thread
 from octavo.models.weights import CPU, Part, missing_tensor, slice_bounds
 
@@ -120,12 +121,17 @@ class GGUFWeights:
             return {name: replace(info, shape=(1, info.shape[-1]))}
         if not is_stack:
             return {name: info}
-        nbytes = info.nbytes // info.shape[0]
+        # The rows of an expert's gate stand before those of its up projection.
+        parts = ("gate_proj", "up_proj") if "gate_up_proj" in name else ("",)
+        num_rows, rest = divmod(info.shape[1], len(parts))
+        if rest:
+            raise WeightsError(f"{where}: expected {info.name} to have an even number of rows")
+        nbytes = info.nbytes // (info.shape[0] * len(parts))
         return {
-            name.replace(EXPERTS, f".experts.{expert}."): replace(
-                info, shape=info.shape[1:], offset=info.offset + expert * nbytes, nbytes=nbytes
+            name.replace(EXPERTS, f".experts.{number // len(parts)}.").replace("gate_up_proj", part): replace(
+                info, shape=(num_rows, *info.shape[2:]), offset=info.offset + number * nbytes, nbytes=nbytes
             )
-            for expert in range(info.shape[0])
+            for number, part in enumerate(parts * info.shape[0])
         }
 
     def _info(self, name: str) -> GGUFTensorInfo:

@@ -16,6 +16,7 @@ from octavo.models.formats.gguf.architectures import (
 )
 from octavo.models.formats.gguf.fields import ArchitectureFields
 from octavo.models.formats.gguf.file import GGUFFile
+from octavo.models.formats.gguf.two_kinds import two_kinds
 
 _DEFAULT_THETA = 10_000.0
 _DRAFT_KEY = "nextn_predict_layers"
@@ -49,15 +50,16 @@ def gguf_to_hf_config(file: GGUFFile) -> dict[str, object]:
     hidden_size = fields.integer("embedding_length")
     head_dim = _head_dim(fields, max(1, hidden_size // num_heads))
     rotary_dim = read_rotary_dim(fields, head_dim)
+    count = num_layers(fields)
     config: dict[str, object] = {
         "architectures": [architecture.hf_name],
         "vocab_size": _vocab_size(file),
         "hidden_size": hidden_size,
-        "intermediate_size": fields.integer("feed_forward_length"),
-        "num_hidden_layers": num_layers(fields),
+        "intermediate_size": fields.per_layer("feed_forward_length", None, count)[0],
+        "num_hidden_layers": count,
         "num_nextn_predict_layers": fields.integer(_DRAFT_KEY, 0, minimum=0),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": fields.integer("attention.head_count_kv", num_heads),
+        "num_key_value_heads": max(fields.per_layer("attention.head_count_kv", num_heads, count)),
         "head_dim": head_dim,
         "max_position_embeddings": fields.integer("context_length"),
         "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
@@ -72,7 +74,8 @@ def gguf_to_hf_config(file: GGUFFile) -> dict[str, object]:
         **_token_ids(fields),
     }
     config |= _attention_scale(fields, config) | _softcaps(fields) | _multipliers(fields)
-    return config | _windows(fields) | _experts(fields) | _growth(fields, config)
+    config |= _windows(fields) | _experts(fields) | _growth(fields, config)
+    return config | (two_kinds(fields, config) if architecture.has_layers_of_two_kinds else {})
 
 
 def num_layers(fields: ArchitectureFields) -> int:
