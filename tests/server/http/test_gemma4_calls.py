@@ -75,8 +75,8 @@ def test_an_answer_cut_anywhere_is_the_whole_answer(case: str, thought: str) -> 
 TEMPLATE = """{% if tools %}<|turn>system\n{{ tools }}<turn|>\n{% endif %}\
 {% for m in messages %}<|turn>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls %}\
 {{ '<|tool_call>call:' + c.function.name }}{{ '}<tool_call|>' }}{% endfor %}<turn|>\n{% endfor %}\
-<|turn>model\n{% if enable_thinking is defined and not enable_thinking %}{{ '<|channel>thought\\n<channel|>' }}\
-{% endif %}"""
+<|turn>model\n{% if enable_thinking is defined and not enable_thinking %}\
+{{ '<|channel>thought\\n<channel|>' }}{% endif %}"""
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["special", "plain"])
