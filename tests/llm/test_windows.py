@@ -97,9 +97,7 @@ def test_preemption_changes_nothing(
     assert_clean(llm)
 
 
-@pytest.mark.parametrize(
-    ("name", "block_size"), [*((name, 4) for name in OWN), ("gemma3", 2), ("gemma3", 7)]
-)
+@pytest.mark.parametrize(("name", "block_size"), [*((name, 4) for name in OWN), ("gemma3", 2), ("gemma3", 7)])
 def test_a_hit_at_every_cut_of_three_windows(make: MakeLLM, name: str, block_size: int) -> None:
     """A second request shares exactly so many tokens of a prompt, or of a prompt and its answer."""
     llm, cold = make(name, block_size=block_size), make(name, enable_prefix_caching=False)
