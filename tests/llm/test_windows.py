@@ -70,7 +70,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", SOME)
 def test_any_schedule_gives_what_one_request_at_a_time_does(
     make: MakeLLM, expected: Expected, name: str, schedule: str
 ) -> None:
@@ -83,7 +83,7 @@ def test_any_schedule_gives_what_one_request_at_a_time_does(
 
 
 @pytest.mark.parametrize("num_spare", [0, 2], ids=["one alone", "a few together"])
-@pytest.mark.parametrize("block_size", [2, 5, 8])
+@pytest.mark.parametrize("block_size", [2, 8])
 @pytest.mark.parametrize("name", OWN)
 def test_preemption_changes_nothing(
     make: MakeLLM, expected: Expected, name: str, block_size: int, num_spare: int
