@@ -12,12 +12,10 @@ from test_node_plan import forests
 from triton_cases import DEVICE, HAS_GPU, assert_close, run, to_device
 from triton_forest_cases import check_window, make_forest, run_shared, shared_case
 
-from octavo.attention import KVCache, forest_attention, gpu_paged
+from octavo.attention import forest_attention, gpu_paged
 from octavo.attention.score_options import ScoreOptions
 from octavo.attention.triton import nodes as triton_nodes
 from octavo.errors import InvalidArgumentError
-from octavo.layers.layer_options import LayerOptions
-from octavo.layers.steps.gpu_step import TritonStep
 
 
 @fewer("window", [60, 40, 61, 100, 10**12])
@@ -142,38 +140,6 @@ def test_sequences_read_nothing_that_no_window_shows(query_lens):
     assert_close(case, (out.cpu(), lse.cpu()), window=33)
 
 
-def test_layers_with_a_window_have_tables_and_a_forest_of_their_own():
-    """One step: its full layers by one forest, its windowed ones by another, over a table with gaps."""
-    case, window = shared_case(), 60
-    cache = KVCache.allocate(
-        num_layers=2, num_blocks=40, block_size=16, num_kv_heads=2, head_dim=16, device=DEVICE
-    )
-    cache.data.normal_()
-    forest, plan = make_forest(case, thin=None, fat=None)
-    gaps = hide_unseen(case, window).metadata
-    gaps = replace(gaps, block_table=gaps.block_table.where(gaps.block_table < 32, 39))
-    windowed, window_plan = make_forest(
-        replace(case, metadata=gaps), thin=None, fat=None, window=window, beside=forest
-    )
-    assert min(plan.num_units, window_plan.num_units) > 0
-    assert windowed.partial_out is forest.partial_out
-    assert windowed.leaf_out is forest.leaf_out
-    qkv, angles = torch.randn(5, 8 * 16, device=DEVICE), torch.zeros(5, 8, device=DEVICE)
-    rotations = torch.stack((angles.cos(), angles.sin()))
-    layers = [LayerOptions(layer, 0, 0.25, seen, 0.0, None) for layer, seen in enumerate((None, window))]
-    metadata = to_device(case).metadata
-    flat = TritonStep(cache, metadata, num_heads=4)
-    expected = [flat.attend(qkv.clone(), rotations, layer) for layer in layers]
-    own = replace(to_device(replace(case, metadata=gaps)).metadata, work=windowed)
-    step = TritonStep(cache, replace(metadata, work=forest), num_heads=4, of_windows={window: own})
-    for layer, out in zip(layers, expected, strict=True):
-        forest.partial_lse.fill_(torch.nan)
-        shared = step.attend(qkv.clone(), rotations, layer)
-        assert (shared - out).abs().max() < 1e-5
-        most = plan.num_partials if layer.window is None else window_plan.num_partials
-        assert not forest.partial_lse[:most].isnan().any()
-
-
 @pytest.mark.parametrize("impl", ["triton", "torch", "reference"])
 def test_windows_share_in_one_call(impl, monkeypatch):
     """forest_attention, with sinks, over tables whose first blocks are gone."""
@@ -192,21 +158,3 @@ def test_windows_share_in_one_call(impl, monkeypatch):
     exact, _ = case.oracle(**options, sinks=sinks)
     assert (out.cpu() - exact).abs().max() < 1e-5
     assert len(launched) == (impl == "triton")
-
-
-@pytest.mark.parametrize("has_gemvs", [True, False], ids=["one kernel", "kernels of any step"])
-def test_few_tokens_go_by_the_table_of_their_window(has_gemvs):
-    case, window = make_case([100], [1]), 30
-    own = to_device(hide_unseen(case, window)).metadata
-    other = replace(own, block_table=own.block_table.flip(1).clamp(0, 8))
-    cache = KVCache.allocate(
-        num_layers=1, num_blocks=16, block_size=16, num_kv_heads=2, head_dim=16, device=DEVICE
-    )
-    cache.data.normal_()
-    qkv, rotations = torch.randn(1, 8 * 16, device=DEVICE), torch.ones(2, 1, 8, device=DEVICE)
-    options = LayerOptions(0, 0, 0.25, window, 0.0, None, has_gemvs=has_gemvs)
-    expected = TritonStep(cache, own, num_heads=4).attend(qkv.clone(), rotations, options)
-    step = TritonStep(cache, other, num_heads=4, of_windows={window: own})
-    assert torch.equal(step.attend(qkv.clone(), rotations, options), expected)
-    wrong = TritonStep(cache, other, num_heads=4).attend(qkv.clone(), rotations, options)
-    assert not torch.equal(wrong, expected)

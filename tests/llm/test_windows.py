@@ -82,6 +82,7 @@ def test_any_schedule_gives_what_one_request_at_a_time_does(
     assert_clean(llm)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_spare", [0, 2], ids=["one alone", "a few together"])
 @pytest.mark.parametrize("block_size", [2, 8])
 @pytest.mark.parametrize("name", OWN)
@@ -116,6 +117,7 @@ def test_a_hit_at_every_cut_of_three_windows(make: MakeLLM, name: str, block_siz
     assert_clean(llm)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "block_size"), [*((name, 2) for name in WINDOWED), ("gemma3", 4)])
 def test_a_hit_whose_window_was_evicted_is_shortened_and_counted(
     make: MakeLLM, name: str, block_size: int
@@ -152,6 +154,7 @@ def test_prompt_log_probabilities_and_scores_with_hits_are_exact(make: MakeLLM, 
     assert_clean(llm)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_steps", [1, 3, 9, 20])
 @pytest.mark.parametrize("name", SOME)
 def test_an_abort_in_the_middle_leaves_the_others_exact(
@@ -173,6 +176,7 @@ def test_an_abort_in_the_middle_leaves_the_others_exact(
     assert_clean(llm)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize("fails_at", [1, 3, 8, 15])
 @pytest.mark.parametrize("name", SOME)
@@ -202,6 +206,7 @@ def test_nothing_of_a_step_that_failed_is_hit(
     assert_clean(llm)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runs_ahead", [False, True], ids=["waits", "ahead"])
 def test_an_interrupt_at_any_line_changes_nothing(
     make: MakeLLM, expected: Expected, runs_ahead: bool
@@ -219,6 +224,7 @@ def test_an_interrupt_at_any_line_changes_nothing(
     assert_clean(llm)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["plain", "blocks of 5", "long blocks", "scarce"])
 @pytest.mark.parametrize("name", SOME)
 def test_one_step_ahead_changes_nothing(make: MakeLLM, expected: Expected, name: str, schedule: str) -> None:
@@ -255,6 +261,7 @@ def test_two_ranks_change_nothing(make: MakeLLM, expected: Expected, name: str) 
             assert_same(found, expected(name) * 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp8", "bf16"])
 @pytest.mark.parametrize("name", SOME)
 def test_narrow_caches_of_windows_do_not_depend_on_the_schedule(make: MakeLLM, name: str, dtype: str) -> None:
